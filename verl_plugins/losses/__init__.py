@@ -1,0 +1,1 @@
+"""Policy losses: the choice (`trust_region`), what the engine measured (`signals`), the loss itself (`policy`)."""
