@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from reward.score import compute_score, score, verify
+from reward.batch import verify_many
 from reward.extract import extract
+from reward.score import check_gold, score, verify
 from reward.verdict import Verdict
+from reward.verl import compute_score, overlong_penalty
 
-__all__ = ["Verdict", "compute_score", "extract", "score", "verify"]
+__all__ = [
+    "Verdict",
+    "check_gold",
+    "compute_score",
+    "extract",
+    "overlong_penalty",
+    "score",
+    "verify",
+    "verify_many",
+]

@@ -36,6 +36,8 @@ class Budget:
         self.steps -= 1
         if self.steps < 0:
             raise limits.BoundError("too many operations")
+        if self.steps % 32 == 0:
+            limits.check_time()
 
 
 def rational(node: Node, values: dict[str, Fraction] | None = None, budget: Budget | None = None) -> Fraction | None:

@@ -232,11 +232,15 @@ class Lexer:
             self.tokens.extend(Lexer(content.strip(), grouped=self.grouped and self.brackets == 0).run()[:-1])
         elif not upright_text and not _UPRIGHT_UNIT.fullmatch(content.strip()):
             return  # a font changes nothing: the braces that follow are read as a group
-        elif not upright_text and len(content.strip()) == 1:
+        elif not upright_text and len(content.strip()) == 1 and not self._unit_letter(content.strip()):
             self._emit("sym", content.strip())
         else:
             self._emit("text", " ".join(content.split()))
         self.position = end + 1
+
+    def _unit_letter(self, letter: str) -> bool:
+        """An upright letter after a number is a unit such as metres; i and e are not units."""
+        return bool(self.tokens) and self.tokens[-1].kind == "num" and letter in words.UNITS
 
 
 _SUBSCRIPT = re.compile(r"\s*_\s*\{?\s*([0-9]{1,2})\s*\}?")

@@ -49,6 +49,8 @@ class Evaluator:
             BoundError: too large or too many steps.
         """
         self.budget.spend()
+        if self.mp.prec > 600:
+            limits.check_time()
         try:
             value = self._value(node)
         except (ZeroDivisionError, ValueError, OverflowError, ArithmeticError) as error:
@@ -224,9 +226,13 @@ def vanishes(left: Node, right: Node, values: dict[str, Fraction], log_base: int
             needed = max(floor_bits, 400 + 4 * evaluator.spread)
             if bits >= needed:
                 return True
-            if needed > limits.MAX_PRECISION_BITS:
+            if needed > (limits.MAX_GAMMA_BITS if _uses_gamma(left, right) else limits.MAX_PRECISION_BITS):
                 raise limits.BoundError("a precision that is too high")
             bits = needed
+
+
+def _uses_gamma(*nodes: Node) -> bool:
+    return any(part.op in ("fact", "binom") for node in nodes for part in walk(node))
 
 
 def approximate(node: Node) -> float | None:

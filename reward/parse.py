@@ -328,9 +328,14 @@ class ExpressionParser:
             return Node("sym", name=f"{name}_{self._subscript()}")
         if name in ("e", "i") and not self.is_op("'"):
             return Node("const", name=name)
-        if name in _OPAQUE_FUNCTIONS and self.is_op("("):
+        if self.is_op("(") and (name in _OPAQUE_FUNCTIONS or self._defines_function()):
             return self._opaque(name)
         return Node("sym", name=name)
+
+    def _defines_function(self) -> bool:
+        """Return whether "(t) =" follows: then even an ordinary letter such as x names a function."""
+        following = self.tokens[self.index + 1 : self.index + 4]
+        return [t.kind for t in following[:1]] == ["sym"] and [t.text for t in following[1:]] == [")", "="]
 
     def _opaque(self, name: str) -> Node:
         self.take()

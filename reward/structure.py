@@ -34,6 +34,8 @@ def prepare(node: Node) -> Node:
         return Node("unit", node.args, "percent")
     if node.op == "deg":
         return Node("unit", node.args, "degree")
+    if node.op == "add" and len(node.args) == 2 and node.args[1].op == "neg" and node.args[0].op in ("set", "builder", "named"):
+        return Node("minus", (node.args[0], node.args[1].args[0]))
     if node.op == "text":
         key = node.name.lower()
         if key in words.CONSTANT_WORDS and words.CONSTANT_WORDS[key] == "inf":
@@ -77,6 +79,7 @@ def _with_signs(node: Node, minus: list[bool], tied: bool, seen: list[int]) -> N
 
 
 def _same(a: Node, g: Node) -> Outcome:
+    limits.check_time()
     if a.op == "text" or g.op == "text":
         return Outcome(a.op == g.op and same_words(a.name, g.name), "words")
     if a.op == "unit" or g.op == "unit":

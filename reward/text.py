@@ -22,7 +22,7 @@ _SYMBOLS = {
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "⌊": r"\lfloor ",
     "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∑": r"\sum ", "∏": r"\prod ", "∫": r"\int ", "，": ",",
     "、": ",", "。": ".", "；": ";", "：": ":", "→": r"\to ", "∠": r"\angle ", "∣": "|", "≅": r"\cong ", "∧": r"\wedge ",
-    "％": "%", "￥": "¥", "＄": r"\$",
+    "％": "%", "∀": r"\forall ", "∃": r"\exists ", "￥": "¥", "＄": r"\$",
 }  # fmt: skip
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho"
 _GREEK_TAIL = "sigma tau upsilon phi chi psi omega"
@@ -164,7 +164,7 @@ def canonical(tidied: str) -> str:
     Blanks between two digits or two words stay, so that "1 2" never becomes "12".
     """
     text = _WRAPPER.sub(r"\1", tidied)
-    text = re.sub(r"\s+", " ", text).strip(" .,;")
+    text = re.sub(r"\s+", " ", text).strip(" ,;").rstrip(" .,;")
     text = _SPACE_AT_MARK.sub("", text)
     return _BRACED_ATOM.sub(r"\1", text)
 

@@ -1,6 +1,6 @@
 """Time and memory of the policy loss, from logits to backward: the predicted mask against verl's vanilla loss.
 
-    python tools/bench_losses.py            20 rounds, two types of logits, about four minutes on two cores
+    python tools/bench_losses.py            20 rounds, two types of logits, about five minutes on two idle cores
     python tools/bench_losses.py --quick    5 rounds on fewer tokens, under a minute; too few to judge a bar by
 
 Each round runs every variant once, in shuffled order, so that a slow spell of the machine falls on all of them. A
@@ -52,6 +52,7 @@ class Size:
     vocab: int
     topk: int
     device: str
+    clock: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,16 +146,23 @@ def measured(batch: Batch, logp_N: Tensor, config: Any) -> TokenSignals:
 def time_variants(size: Size, dtype: torch.dtype, rounds: int) -> dict[str, list[float]]:
     """Seconds of each variant in each round."""
     batch, order = make_batch(size, dtype), random.Random(0)
+    now = time.perf_counter if size.clock == "wall" else time.process_time
     configs = {variant: make_config(variant) for variant in VARIANTS}
     for variant in VARIANTS:
         run_loss(variant, batch, configs[variant])  # warm-up
     seconds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-    for _ in range(rounds):
+    for done in range(rounds):
+        progress(f"{dtype}: round {done + 1} of {rounds}")
         for variant in order.sample(VARIANTS, len(VARIANTS)):
-            start = time.perf_counter()
+            start = now()
             run_loss(variant, batch, configs[variant])
-            seconds[variant].append(time.perf_counter() - start)
+            seconds[variant].append(now() - start)
     return seconds
+
+
+def progress(text: str) -> None:
+    """Say on the terminal what is being measured."""
+    print(f"\r{text:<60}", end="", file=sys.stderr, flush=True)
 
 
 def ratio_interval(seconds: list[float], baseline: list[float]) -> tuple[float, float, float]:
@@ -206,6 +214,7 @@ def measure_dtype(size: Size, dtype_name: str, rounds: int) -> list[dict[str, An
     context = multiprocessing.get_context("forkserver")
     peaks = {}
     for variant in VARIANTS:
+        progress(f"{dtype_name}: peak memory of {variant}")
         with context.Pool(1) as pool:
             peaks[variant] = pool.apply(peak_bytes, (variant, size, dtype_name))
     seconds = time_variants(size, DTYPES[dtype_name], rounds)
@@ -223,6 +232,8 @@ def measure_dtype(size: Size, dtype_name: str, rounds: int) -> list[dict[str, An
                 "memory_ratio": peaks[variant] / peaks[BASELINE],
                 "bar": None if variant == BASELINE else bar(variant, dtype_name),
                 "rounds": rounds,
+                "clock": size.clock,
+                "threads": torch.get_num_threads(),
             }
         )
     return rows
@@ -257,6 +268,10 @@ def main() -> int:
     parser.add_argument("--vocab", type=int, default=151_936, help="vocabulary size")
     parser.add_argument("--topk", type=int, default=20, help="listed entries K")
     parser.add_argument("--rounds", type=int, default=20, help="rounds, each with every variant once")
+    parser.add_argument("--threads", type=int, help="torch threads; default: torch's own choice")
+    parser.add_argument(
+        "--clock", choices=("wall", "cpu"), default="wall", help="cpu: processor time, for a machine that is shared"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=sorted(DTYPES), action="append", help="type of the logits; default: both")
     parser.add_argument("--quick", action="store_true", help="256 tokens, 5 rounds, float32 logits")
@@ -264,13 +279,16 @@ def main() -> int:
     options = parser.parse_args()
     if options.tokens % NUM_SEQUENCES:
         parser.error(f"--tokens must be a multiple of {NUM_SEQUENCES}, got {options.tokens}")
+    if options.threads:
+        torch.set_num_threads(options.threads)
     tokens, rounds = (256, 5) if options.quick else (options.tokens, options.rounds)
     dtypes = options.dtype or (["float32"] if options.quick else ["float32", "bfloat16"])
-    size = Size(tokens=tokens, vocab=options.vocab, topk=options.topk, device=options.device)
+    size = Size(tokens=tokens, vocab=options.vocab, topk=options.topk, device=options.device, clock=options.clock)
     print(f"{size}, {torch.get_num_threads()} threads, {rounds} rounds", flush=True)
     multiprocessing.get_context("forkserver").set_forkserver_preload(["verl.trainer.ppo.core_algos"])
     rows = [row for dtype_name in dtypes for row in measure_dtype(size, dtype_name, rounds)]
-    print(table(rows))
+    progress("")
+    print("\r" + table(rows))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if all(holds(row) for row in rows) else 1

@@ -6,6 +6,7 @@ once. The callback ends the program itself: Hydra turns an exception of a callba
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +39,7 @@ def problems(config: DictConfig) -> list[str]:
         )
     found += list(_loss_mode(config))
     found += list(_sizes(config))
+    found += list(_machine(config))
     region, refused = _region(config)
     found += refused
     if region is not None:
@@ -257,6 +259,18 @@ def _sizes(config: DictConfig) -> Iterator[str]:
         yield (
             f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} does not divide "
             f"data.train_batch_size={data.train_batch_size} (both count prompts): samples would be dropped."
+        )
+
+
+def _machine(config: DictConfig) -> Iterator[str]:
+    """A cluster recipe started on a laptop would otherwise wait for GPUs."""
+    from verl.utils.device import get_device_name
+
+    wanted = config.trainer.device
+    if get_device_name() == "cpu" and wanted != "cpu" and not os.environ.get("RAY_ADDRESS"):
+        yield (
+            f"trainer.device={wanted}: there is no accelerator here and RAY_ADDRESS names no cluster. Submit the "
+            "command with `ray job submit`, or try a recipe for a CPU: --config tiny_pdm."
         )
 
 

@@ -67,8 +67,10 @@ def find_recipe(name: str) -> Path:
 def _check_content(path: Path) -> None:
     import yaml
 
-    if path.suffix not in (".yaml", ".yml"):
-        raise RecipeError(f"--config {path}: a recipe is a .yaml file, got suffix {path.suffix or 'none'!r}.")
+    if path.suffix != ".yaml":
+        raise RecipeError(
+            f"--config {path}: Hydra reads .yaml files only, got suffix {path.suffix!r}. Rename the file."
+        )
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -119,17 +121,27 @@ def translate(argv: list[str]) -> Path | None:
     return path
 
 
-def add_recipes_to_hydra() -> None:
-    """Let a recipe outside our folder name ours in its `defaults:` (Hydra allows `searchpath` in few places)."""
+def search_folders(recipe: Path) -> list[Path]:
+    """Return where the `defaults:` of a recipe are looked up after verl's own folder, in order."""
+    return [recipe.parent, *([recipes_dir()] if recipe.parent != recipes_dir() else [])]
+
+
+def add_recipes_to_hydra(recipe: Path) -> None:
+    """Let a recipe outside our folder name ours in its `defaults:` (Hydra allows `searchpath` in few places).
+
+    Hydra puts `--config-dir` behind what plugins add. The folder of the recipe therefore goes in front of ours here:
+    a user's own `tiny_pdm.yaml` must never give way to the shipped one.
+    """
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
     class ShippedRecipes(SearchPathPlugin):
-        """Appends the shipped recipes, last, so that nothing of the user's or verl's is shadowed."""
+        """Appends the folder of the recipe and then that of the shipped ones: nothing of the user's is shadowed."""
 
         def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-            """Append the folder."""
-            search_path.append(provider="verl_plugins", path=f"file://{recipes_dir()}")
+            """Append the folders."""
+            for folder in search_folders(recipe):
+                search_path.append(provider="verl_plugins", path=f"file://{folder}")
 
     Plugins.instance().register(ShippedRecipes)

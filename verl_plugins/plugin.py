@@ -20,16 +20,7 @@ from dataclasses import dataclass, field
 import wrapt
 
 from verl_plugins import __version__, launch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Registration:
-    """One registry of verl, what we put there, and the module of verl that holds it."""
-
-    kind: str
-    names: tuple[str, ...]
-    waits_for: str
-    register: str  # "module:function" of ours
+from verl_plugins.registrations import Registration, registrations
 
 
 @dataclass
@@ -48,56 +39,6 @@ class Status:
 
 
 STATUS = Status()
-
-
-def registrations() -> tuple[Registration, ...]:
-    """Return everything this package registers in verl."""
-    from verl_plugins.losses.trust_region import PRESETS
-
-    return (
-        Registration(
-            kind="platform",
-            names=("cpu",),
-            waits_for="verl.plugin.platform",
-            register="verl_plugins.platforms.cpu:register",
-        ),
-        Registration(
-            kind="policy loss",
-            names=tuple(PRESETS),
-            waits_for="verl.trainer.ppo.core_algos",
-            register="verl_plugins.losses.policy:register",
-        ),
-        Registration(
-            kind="rollout hf_cpu",
-            names=("hf_cpu",),
-            waits_for="verl.workers.rollout.replica",
-            register="verl_plugins.rollouts.hf_cpu.replica:register",
-        ),
-        Registration(
-            kind="rollout vllm",
-            names=("vllm",),
-            waits_for="verl.workers.rollout.replica",
-            register="verl_plugins.rollouts.vllm:register",
-        ),
-        Registration(
-            kind="engine fsdp",
-            names=("fsdp", "fsdp2"),
-            waits_for="verl.workers.engine.fsdp.transformer_impl",
-            register="verl_plugins.topk.engines:register_fsdp",
-        ),
-        Registration(
-            kind="engine megatron",
-            names=("megatron",),
-            waits_for="verl.workers.engine.megatron.transformer_impl",
-            register="verl_plugins.topk.engines_megatron:register_megatron",
-        ),
-        Registration(
-            kind="trainer",
-            names=("verl_plugins",),
-            waits_for="verl.trainer.ppo.v1.trainer_sync",
-            register="verl_plugins.trainers.sync:register",
-        ),
-    )
 
 
 def check_signature(function: Callable[..., object], keywords: tuple[str, ...], what: str) -> None:
@@ -149,13 +90,15 @@ def _activate() -> None:
     driver = launch.is_trainer_program(sys.orig_argv)
     if driver:
         try:
-            if launch.translate(sys.argv) is not None:
-                launch.add_recipes_to_hydra()
+            recipe = launch.translate(sys.argv)
+            if recipe is not None:
+                launch.add_recipes_to_hydra(recipe)
         except launch.RecipeError as error:
             raise SystemExit(f"verl_plugins: {error}") from None
     for item in registrations():
         if item.kind == "platform":  # verl asks for the platform while it is still being imported
             _run(item)
+            importlib.import_module("verl_plugins.platforms.cpu").activate()
         else:
             wrapt.when_imported(item.waits_for)(lambda _module, item=item: _run(item))
     if driver:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -52,14 +55,27 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="session")
+def make_dense() -> Callable[..., PreTrainedModel]:
+    return dense_model
+
+
+@pytest.fixture(scope="session")
+def make_moe() -> Callable[..., PreTrainedModel]:
+    return moe_model
+
+
+@pytest.fixture(scope="session", params=["dense", "moe"])
+def make(request: pytest.FixtureRequest) -> Callable[..., PreTrainedModel]:
+    return MAKE[request.param]
+
+
+@pytest.fixture(scope="session")
 def dense() -> PreTrainedModel:
     return dense_model()
 
 
-@pytest.fixture(scope="session", params=["dense", "moe"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp(request.param)
-    MAKE[request.param]().save_pretrained(path)
+def save(kind: str, path: Path) -> str:
+    MAKE[kind]().save_pretrained(path)
     words = {"<pad>": 0, "<bos>": 1, "<eos>": 2, **{f"w{n}": n for n in range(3, VOCABULARY)}}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")),
@@ -69,3 +85,18 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     )
     tokenizer.save_pretrained(path)
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def dense_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save("dense", tmp_path_factory.mktemp("dense"))
+
+
+@pytest.fixture(scope="session")
+def moe_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save("moe", tmp_path_factory.mktemp("moe"))
+
+
+@pytest.fixture(params=["dense_folder", "moe_folder"])
+def folder(request: pytest.FixtureRequest) -> str:
+    return request.getfixturevalue(request.param)

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,6 @@ def with_server(folder: str, scenario: Scenario, **changes: Any) -> Any:
         return await scenario(server)
 
     return asyncio.run(run())
-
-
-@pytest.fixture(scope="session")
-def dense_folder(folder: str) -> Iterator[str]:
-    if not Path(folder).name.startswith("dense"):
-        pytest.skip("one model kind is enough for what does not touch the model")
-    yield folder
 
 
 def arrays_of(folder: str, change: float = 0.0) -> dict[str, np.ndarray]:

@@ -41,7 +41,9 @@ def load_model(
     _require_folder("actor_rollout_ref.model.path", path)
     _require_folder("actor_rollout_ref.model.tokenizer_path", tokenizer_path)
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         _apply(config, override_config)

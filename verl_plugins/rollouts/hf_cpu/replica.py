@@ -112,7 +112,6 @@ class HFCPUReplica(RolloutReplica):
             name=name,
             max_concurrency=self.max_concurrency,
             num_cpus=0,  # verl's bundles have taken the nominal CPUs
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": str(settings.num_threads)}},
         )
         server = actor.remote(settings, self.replica_rank)
         await server.launch.remote()
@@ -146,6 +145,7 @@ class HFCPUWeights(BaseRollout):
 
         Raises:
             ValueError: the weights are a difference or an adapter, not whole tensors.
+            RuntimeError: the server is gone.
             ray.exceptions.RayTaskError: the server refused them; its message says why.
         """
         if wire_format != "named_tensors" or peft_config is not None:
@@ -153,7 +153,7 @@ class HFCPUWeights(BaseRollout):
                 "hf_cpu takes whole weights only; set actor_rollout_ref.model.lora.merge=true with an adapter, and "
                 "actor_rollout_ref.rollout.checkpoint_engine.backend=naive"
             )
-        sender = _Sender(ray.get_actor(server_name(self.replica_rank)), self._bucket_bytes, global_steps)
+        sender = _Sender(server_name(self.replica_rank), self._bucket_bytes, global_steps)
         failure: Exception | None = None
         # Each tensor is gathered from all ranks: stopping half way would leave the other ranks waiting in a collective.
         async for name, tensor in ensure_async_iterator(weights):
@@ -170,7 +170,7 @@ class HFCPUWeights(BaseRollout):
 class _Sender:
     """Fills buckets and sends each when full; the last is marked."""
 
-    def __init__(self, server: Any, bucket_bytes: int, global_steps: int | None) -> None:
+    def __init__(self, server: str, bucket_bytes: int, global_steps: int | None) -> None:
         self._server, self._bucket_bytes, self._global_steps = server, bucket_bytes, global_steps
         self._bucket: dict[str, np.ndarray] = {}
         self._size, self._first = 0, True
@@ -186,7 +186,14 @@ class _Sender:
         await self._send(last=True)
 
     async def _send(self, *, last: bool) -> None:
-        await self._server.load_weights.remote(
-            self._bucket, first=self._first, last=last, global_steps=self._global_steps
-        )
+        gone = f"weight synchronisation: the rollout server {self._server} is gone"
+        try:
+            server = ray.get_actor(self._server)
+        except ValueError as error:  # Ray's word for an actor that never was or has died
+            raise RuntimeError(gone) from error
+        part = server.load_weights.remote(self._bucket, first=self._first, last=last, global_steps=self._global_steps)
+        try:
+            await part
+        except ray.exceptions.RayActorError as error:
+            raise RuntimeError(f"{gone}: {error}") from error
         self._bucket, self._size, self._first = {}, 0, False
