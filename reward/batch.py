@@ -52,7 +52,12 @@ class _Batch:
         if reply.get("long"):
             answer = extract(output, self.task)
         self.verdicts[index] = Verdict(
-            reply["status"] == "correct", reply["status"], reply["rule"], answer, reply.get("gold") or first, reply["elapsed_s"]
+            reply["status"] == "correct",
+            reply["status"],
+            reply["rule"],
+            answer,
+            reply.get("gold") or first,
+            reply["elapsed_s"],
         )
         with self.lock:
             self.done += 1
@@ -145,7 +150,9 @@ def _send(batch: _Batch, worker: Worker, index: int) -> bool:
     output, gold = batch.pairs[index]
     wanted = gold if isinstance(gold, str) else list(gold)
     try:
-        worker.send({"kind": "verify", "output": output, "gold": wanted, "task": batch.task, "timeout_s": batch.timeout_s})
+        worker.send(
+            {"kind": "verify", "output": output, "gold": wanted, "task": batch.task, "timeout_s": batch.timeout_s}
+        )
     except WorkerDied:
         return False
     return True
@@ -161,4 +168,8 @@ def _receive(batch: _Batch, worker: Worker) -> dict[str, Any]:
     except WorkerLate:
         return {"status": "timeout", "rule": "time limit", "elapsed_s": time.perf_counter() - start}
     except WorkerDied:
-        return {"status": "error", "rule": "worker died at its memory or CPU limit", "elapsed_s": time.perf_counter() - start}
+        return {
+            "status": "error",
+            "rule": "worker died at its memory or CPU limit",
+            "elapsed_s": time.perf_counter() - start,
+        }

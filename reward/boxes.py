@@ -56,7 +56,13 @@ def complete_boxes(text: str) -> list[Box]:
                 while found and found[-1].start > start:
                     found.pop()
                 content = text[inside : piece.start()]
-                found.append(Box(content.replace("\\\\", "\\") if text[start : start + 2] == "\\\\" else content, start, piece.end()))
+                found.append(
+                    Box(
+                        content.replace("\\\\", "\\") if text[start : start + 2] == "\\\\" else content,
+                        start,
+                        piece.end(),
+                    )
+                )
         elif mark.endswith("{") and len(mark) > 2:
             stack.append((piece.start(), piece.end()))
     bare = [Box(m["value"], m.start(), m.end()) for m in _BARE.finditer(text, first.start())]

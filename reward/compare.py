@@ -104,14 +104,20 @@ def _options(answer: str, wanted: str, task: str) -> Decision:
 
 def _aime(answer: str, wanted: str) -> Decision:
     """Accept an integer from 0 to 999, leading zeros and a zero fraction allowed, nothing else."""
-    node = _read(_spelled(answer))
+    node = _read(canonical(_spelled(answer)))
     if isinstance(node, Node) and node.op == "rel" and node.name == "=" and node.args[0].op != "num":
         node = node.args[1]
+    if isinstance(node, Node) and node.op == "deg":
+        node = node.args[0]  # the problem asked for degrees
     if not isinstance(node, Node) or node.op != "num" or node.value is None:
         return Decision("unparsable", "AIME: not an integer from 0 to 999")
     if node.value.denominator != 1 or not 0 <= node.value <= 999:
         return Decision("wrong", "AIME: not an integer from 0 to 999")
-    return Decision("correct" if node.value == int(_spelled(wanted)) else "wrong", "AIME integer")
+    return Decision("correct" if node.value == int(_aime_digits(wanted)) else "wrong", "AIME integer")
+
+
+def _aime_digits(gold: str) -> str:
+    return _spelled(gold).removesuffix("^\\circ").strip()
 
 
 def _math(answer: str, wanted: str) -> Decision:
@@ -181,7 +187,7 @@ def sympy_texts(answer: str, gold: str) -> tuple[str, str] | None:
     A gold that names a value ("x = ...") or an answer that does is not taken apart here.
     """
     left, right = _spelled(answer), _spelled(reduce_gold(gold))
-    if not (wants_sympy(left) and plain_formula(right) or wants_sympy(right) and plain_formula(left)):
+    if not ((wants_sympy(left) and plain_formula(right)) or (wants_sympy(right) and plain_formula(left))):
         return None
     return left, right
 
@@ -202,7 +208,7 @@ def gold_problem(gold: str, task: str) -> str | None:
     if task == "choice":
         return None if option_letter(gold) else "the gold is no option letter"
     if task == "aime":
-        ok = re.fullmatch(r"[0-9]{1,3}", spelled)
+        ok = re.fullmatch(r"[0-9]{1,3}", _aime_digits(gold))
         return None if ok else "the gold is no integer from 0 to 999"
     if boxes.is_placeholder(gold):
         return "the gold is a placeholder"
@@ -221,3 +227,45 @@ def _number(node: Node | Exception) -> Fraction | None:
         return rational(ready.args[0] if ready.op == "unit" else ready)
     except (Undefined, limits.BoundError):
         return None
+
+
+def rungs(answer: str, gold: str) -> list[tuple[str, str]]:
+    """Return what each rung of the ladder sees and says, for `python -m reward explain`."""
+    spelled, wanted = _spelled(answer), _spelled(reduce_gold(gold))
+    form, gold_form = canonical(spelled), canonical(wanted)
+    left, right = _read(spelled), _read(wanted)
+    lines = [
+        ("text", f"{form!r} against {gold_form!r}: {'same' if form == gold_form else 'different'}"),
+        (
+            "decimal number",
+            {None: "not both literals", True: "equal", False: "different"}[same_decimal(form, gold_form)],
+        ),
+        ("option", f"{option_letter(answer)} against {option_letter(gold)}"),
+        ("answer tree", outline(left)),
+        ("gold tree", outline(right)),
+    ]
+    if isinstance(left, Node) and isinstance(right, Node):
+        try:
+            outcome = same_answer(left, right)
+            lines.append(
+                ("trees", f"{ {True: 'equal', False: 'different', None: 'undecided'}[outcome.same] } by {outcome.rule}")
+            )
+        except limits.BoundError as error:
+            lines.append(("trees", f"refused: {error}"))
+    texts = sympy_texts(answer, gold)
+    lines.append(("sympy", "may be asked" if texts else "not needed or not on its whitelist"))
+    return lines
+
+
+def outline(node: Node | Exception) -> str:
+    """Return a tree in one line, cut after 300 characters."""
+    if isinstance(node, Exception):
+        return f"none ({node})"
+
+    def draw(part: Node) -> str:
+        if part.op == "num":
+            return str(part.value)
+        inside = ", ".join(draw(arg) for arg in part.args)
+        return f"{part.op}{':' + part.name if part.name else ''}" + (f"({inside})" if part.args else "")
+
+    return draw(node)[:300]

@@ -14,7 +14,9 @@ _COMMANDS = frozenset(
     "frac sqrt int lim sum prod infty to rightarrow pi sin cos tan cot sec csc arcsin arccos arctan ln log exp cdot times left right "
     "alpha beta gamma theta lambda mu phi omega sinh cosh tanh , ; : ! ".split()
 )
-_TRIGGERS = re.compile(r"\\(?:int|lim)(?![A-Za-z])|\\(?:sum|prod)(?![A-Za-z])[^=]{0,40}=[^\\]{0,20}\^\s*\{?\s*\\infty|\\frac\s*\{\s*d\s*\}\s*\{\s*d[a-z]\s*\}")
+_TRIGGERS = re.compile(
+    r"\\(?:int|lim)(?![A-Za-z])|\\(?:sum|prod)(?![A-Za-z])[^=]{0,40}=[^\\]{0,20}\^\s*\{?\s*\\infty|\\frac\s*\{\s*d\s*\}\s*\{\s*d[a-z]\s*\}"
+)
 _MAX_CHARS = 400
 _TOWER = re.compile(r"\^\s*\{?[^{}]{0,20}\^[^{}]{0,20}\^")
 _BOUNDS = re.compile(r"_\s*\{[^{}]{0,40}\}")
@@ -29,7 +31,12 @@ def wants_sympy(text: str) -> bool:
 
 def plain_formula(text: str) -> bool:
     """Return whether a formula is short and made of whitelisted tokens with balanced brackets only."""
-    if len(text) > _MAX_CHARS or _BIG_NUMBER.search(text) or _TOWER.search(text) or _RELATION.search(_BOUNDS.sub("", text)):
+    if (
+        len(text) > _MAX_CHARS
+        or _BIG_NUMBER.search(text)
+        or _TOWER.search(text)
+        or _RELATION.search(_BOUNDS.sub("", text))
+    ):
         return False
     position, depth = 0, 0
     while position < len(text):
@@ -58,11 +65,22 @@ def _expression(text: str) -> Any:
     import sympy
     from latex2sympy2_extended import latex2sympy
 
-    expression = latex2sympy(text)
+    expression = latex2sympy(_braced(text))
     if not isinstance(expression, sympy.Expr):
         raise ValueError("no expression")
     constants = {sympy.Symbol("e"): sympy.E, sympy.Symbol("i"): sympy.I, sympy.Symbol("i", real=True): sympy.I}
-    return expression.subs(constants).doit()
+    two_sided = expression.replace(
+        lambda part: isinstance(part, sympy.Limit),
+        lambda part: sympy.Limit(*part.args[:3], "+-") if part.args[2].is_finite else part,
+    )
+    return two_sided.subs(constants).doit()
+
+
+def _braced(text: str) -> str:
+    """Write \\frac12 and \\sqrt2 with braces: the parser knows no other spelling."""
+    text = re.sub(r"\\frac\s*([0-9])\s*([0-9])", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\frac\s*([0-9])\s*(?=\{)", r"\\frac{\1}", text)
+    return re.sub(r"\\sqrt\s*([0-9a-z])", r"\\sqrt{\1}", text)
 
 
 def same(answer: str, gold: str) -> bool | None:
@@ -98,7 +116,7 @@ def _vanishes(difference: Any) -> bool:
         value = difference.evalf(60, subs=point, maxn=400)
         if not value.is_number or value.is_finite is False:
             continue
-        if abs(value) > 10 ** -40:
+        if abs(value) > 10**-40:
             return False
         seen += 1
     return seen > 0

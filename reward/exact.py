@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
@@ -198,7 +199,8 @@ def _mod(node: Node, args: list[Fraction]) -> Fraction | None:
     return args[0] % args[1]
 
 
-_OPERATIONS = {
+_Operation = Callable[[Node, list[Fraction]], Fraction | None]
+_OPERATIONS: dict[str, _Operation] = {
     "add": _add, "mul": _mul, "div": _div, "pow": _pow, "root": _root, "fact": _factorial, "binom": _binom,
     "func": _function, "mod": _mod,
     "neg": lambda _, args: -args[0], "abs": lambda _, args: abs(args[0]), "percent": lambda _, args: args[0] / 100,

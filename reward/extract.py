@@ -26,7 +26,7 @@ _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _COMMENT_LINE = re.compile(r"^[ \t]*%.*$", re.MULTILINE)
 _PHANTOM = re.compile(r"\\[hv]?phantom\s*\{")
 _LABEL = re.compile(
-    r"(?:\b(?:answer|ans)\b[ \t]*(?:\([^()\n]{0,30}\)|(?:to|for) (?:the|this) (?:question|problem))?[*_`\"' \t]{0,6}"
+    r"(?:\b(?:answer|ans|(?:correct|right) (?:option|choice))\b[ \t]*(?:\([^()\n]{0,30}\)|(?:to|for) (?:the|this) (?:question|problem))?[*_`\"' \t]{0,6}"
     r"(?:(?:is|are|was|equals|would be|will be|must be|should be)\b(?:\s+(?:therefore|thus|simply|just|exactly|indeed|now|hence|then)\b)?"
     r"[*_ \t]{0,4}[:=]?|[:=：])"
     r"|答案(?:[是为]|应为|应该是|应是|等于)?[*_ ]{0,4}[:：]?|(?:^|\n)[#* \t]{0,8}final answer[#*: \t]{0,8}(?=\n))",
@@ -175,7 +175,9 @@ def _labelled(text: str) -> Found | None:
     if tags:
         candidates.append((tags[-1].start(), tags[-1][1].strip(), "answer tag"))
     for label in reversed(list(_LABEL.finditer(text))):
-        if label[0].endswith("答案") or candidates and label.start() < candidates[-1][0] and candidates[-1][2] != "#### mark":
+        if label[0].endswith("答案") or (
+            candidates and label.start() < candidates[-1][0] and candidates[-1][2] != "#### mark"
+        ):
             if label[0].endswith("答案"):
                 continue
             break

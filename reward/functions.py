@@ -57,7 +57,9 @@ def _filled(parser: ExpressionParser) -> Node:
 
 
 def _greek(parser: ExpressionParser, name: str) -> Node:
-    plain = {"varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "varrho": "rho", "varsigma": "sigma"}.get(name, name)
+    plain = {"varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "varrho": "rho", "varsigma": "sigma"}.get(
+        name, name
+    )
     return parser.symbol(f"\\{plain}")
 
 

@@ -23,6 +23,8 @@ _PAIR_CLOSERS = {"(": (")", "]"), "[": ("]", ")", "[")}
 class AnswerParser(ExpressionParser):
     """Reads a complete answer."""
 
+    in_set = False  # inside braces a colon means "such that"
+
     def answer(self) -> Node:
         """Return the node of the whole text; anything left over is refused."""
         items, joined = [self.item()], ","
@@ -56,17 +58,26 @@ class AnswerParser(ExpressionParser):
     def _condition(self) -> bool:
         token = self.token
         if token.kind in ("text", "word"):
-            return any(token.text.lower().split()[:n] and " ".join(token.text.lower().split()[:n]) in _CONDITION_WORDS for n in (1, 2))
+            return any(
+                token.text.lower().split()[:n] and " ".join(token.text.lower().split()[:n]) in _CONDITION_WORDS
+                for n in (1, 2)
+            )
         if self.is_cmd("forall"):
             return True
         # "n \in Z" after a comma says where the variable lives
-        return token.kind == "sym" and self.tokens[self.index + 1].kind == "cmd" and self.tokens[self.index + 1].text == "in"
+        return (
+            token.kind == "sym"
+            and self.tokens[self.index + 1].kind == "cmd"
+            and self.tokens[self.index + 1].text == "in"
+        )
 
     def _skip_condition(self) -> None:
         """A domain remark at the end adds no value; a hedge or a second value in it is refused."""
         rest = self.tokens[self.index : -1]
         text = " ".join(t.text.lower() for t in rest)
-        if any(t.kind == "sep" and t.text == "or" for t in rest) or any(w in text.split() for w in ("is", "not", "maybe", "wrong")):
+        if any(t.kind == "sep" and t.text == "or" for t in rest) or any(
+            w in text.split() for w in ("is", "not", "maybe", "wrong")
+        ):
             raise Unparsable("a remark that may change the answer")
         if not any(t.kind == "cmd" and t.text == "in" for t in rest):
             raise Unparsable("a condition that is not a domain")
@@ -76,6 +87,8 @@ class AnswerParser(ExpressionParser):
         """Read one element of a top-level list: words, or a chain of relations with an optional unit."""
         if self.token.kind in ("text", "word"):
             label = self._words()
+            if self.token.kind == "num" and label.name.lower().strip(" .") in words.CURRENCY_WORDS:
+                return Node("unit", (self.power(),), words.unit_key([label.name.strip(" .")]) or "")
             if not self._relation_next():
                 return label
             return self._relations(label)
@@ -93,10 +106,13 @@ class AnswerParser(ExpressionParser):
         return Node("text", name=" ".join(parts))
 
     def _relation_next(self) -> bool:
-        return self.is_op("=", "<", ">", ":") or self.is_cmd(*_RELATIONS, "in", "equiv")
+        if self.is_op(":"):
+            return not self.in_set
+        return self.is_op("=", "<", ">") or self.is_cmd(*_RELATIONS, "in", "equiv")
 
     def _relations(self, first: Node) -> Node:
-        sides, names = [first], []
+        sides = [first]
+        names: list[str] = []
         while self._relation_next():
             token = self.take()
             if token.text in ("in", "equiv", ":"):
@@ -142,7 +158,17 @@ class AnswerParser(ExpressionParser):
         start, parts = self.index, []
         while True:
             if self.token.kind in ("text", "word"):
-                parts += self.take().text.replace("/", " / ").replace("²", " ^2").replace("^", " ^").replace(".", " ").split()
+                parts += (
+                    self.take()
+                    .text.replace("/", " / ")
+                    .replace("²", " ^2")
+                    .replace("^", " ^")
+                    .replace(".", " ")
+                    .split()
+                )
+            elif self.is_cmd("currencydollar") and not parts:
+                self.take()
+                parts.append("dollar")
             elif self.is_op("/") and parts:
                 parts.append(self.take().text)
             elif self.is_op("^") and parts and self._unit_exponent():
@@ -234,7 +260,7 @@ class AnswerParser(ExpressionParser):
     def _items(self) -> list[Node]:
         bars, self.bars = self.bars, 0
         items = [self._element()]
-        while self.is_op(",", ";") or self.token.kind == "sep" and self.token.text == "and":
+        while self.is_op(",", ";") or (self.token.kind == "sep" and self.token.text == "and"):
             self.take()
             items.append(self._element())
             if len(items) > limits.MAX_ITEMS:
@@ -251,7 +277,9 @@ class AnswerParser(ExpressionParser):
         if self.is_cmd("}"):
             self.take()
             return Node("set")
+        outer, self.in_set = self.in_set, True
         items = self._items()
+        self.in_set = outer
         if self.is_op("|") or self.is_op(":"):
             self.take()
             condition = self._condition_list()
@@ -287,9 +315,11 @@ class AnswerParser(ExpressionParser):
         if len(items) == 1:
             if (opener, closer) not in (("(", ")"), ("[", "]")):
                 raise Unparsable("mismatched brackets")
+            if self.is_op("_") and items[0].op == "num" and items[0].value is not None and opener == "(":
+                return self.based(items[0], str(items[0].value))
             return items[0]
         left = "[" if opener == "[" else "("
-        right = "]" if closer == "]" and opener != "]" or closer == "]" and opener == "]" else ")"
+        right = "]" if (closer == "]" and opener != "]") or (closer == "]" and opener == "]") else ")"
         return Node("tuple", tuple(items), left + right)
 
     def braced(self) -> Node:
@@ -324,7 +354,9 @@ class AnswerParser(ExpressionParser):
         return Node("matrix", tuple(x for row in rows for x in row), f"{len(rows)}x{len(rows[0])}")
 
 
-_UNIT_BEARERS = frozenset("num add mul div neg pow root pm percent deg fact sym const func abs unit base repeat".split())
+_UNIT_BEARERS = frozenset(
+    "num add mul div neg pow root pm percent deg fact sym const func abs unit base repeat".split()
+)
 
 
 @lru_cache(maxsize=4096)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _START_S = 60.0  # a cold machine may take long to import sympy; this is not counted against an item
-_FIRST_SLICE_S = 0.5
+_FIRST_SLICE_S = 0.4
 _PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent)
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from reward.worker import main; main()"
 
@@ -128,6 +128,7 @@ class Pool:
         self.process_id = os.getpid()
         self._jobs: list[_Job] = []
         self._ready = threading.Condition()
+        self._under_way: dict[str, Future[dict[str, Any]]] = {}
         self._count = 0
         self._closed = False
         self._workers = [Worker() for _ in range(workers)]
@@ -135,8 +136,17 @@ class Pool:
             threading.Thread(target=self._serve, args=(worker,), daemon=True, name="reward-pool").start()
 
     def submit(self, item: dict[str, Any], timeout_s: float) -> Future[dict[str, Any]]:
-        """Queue one item; its time counts from a worker taking it."""
-        future: Future[dict[str, Any]] = Future()
+        """Queue one item; its time counts from a worker taking it.
+
+        Equal items under way share one computation: the rollouts of a group often give the same answer.
+        """
+        key = json.dumps(item, sort_keys=True)
+        with self._ready:
+            future = self._under_way.get(key)
+            if future is not None:
+                return future
+            future = self._under_way[key] = Future()
+        future.add_done_callback(lambda _: self._under_way.pop(key, None))
         self._push(0, item, timeout_s, future)
         return future
 
@@ -171,7 +181,8 @@ class Pool:
         if answer["status"] == "timeout" and rest > 0:
             self._push(1, job.item, rest, job.future)
         else:
-            job.future.set_result(answer)
+            if not job.future.cancelled():
+                job.future.set_result(answer)
 
     def close(self) -> None:
         """Stop all workers; queued items are cancelled."""

@@ -31,14 +31,18 @@ _REPEAT = re.compile(
     r"(?P<whole>[0-9]*)\.(?P<fixed>[0-9]*)(?:\\(?:overline|bar|dot)\s*\{?\s*(?P<block>[0-9]+)\s*\}?"
     r"(?:(?P<middle>[0-9]*)\\dot\s*\{?\s*(?P<last>[0-9])\s*\}?)?|\((?P<paren>[0-9]+)\))(?!\.|[0-9])"
 )
-_BASE = re.compile(r"(?P<digits>[0-9A-Z]*(?:[0-9][A-Z]|[A-Z][0-9])[0-9A-Z]*|[A-Z]{2,})_\{?\s*(?P<base>[0-9]{1,2})\s*\}?")
+_BASE = re.compile(
+    r"(?P<digits>[0-9A-Z]*(?:[0-9][A-Z]|[A-Z][0-9])[0-9A-Z]*|[A-Z]{2,})_\{?\s*(?P<base>[0-9]{1,2})\s*\}?"
+)
 _TEXT_COMMANDS = frozenset("text textbf textit textrm mbox hbox emph textsf texttt".split())
 _STYLE_COMMANDS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm mathnormal operatorname rm".split())
 _COMMAND = re.compile(r"\\([A-Za-z]+|.)", re.DOTALL)
 _LETTERS = re.compile(r"[A-Za-z]+")
-_NUMBER_TEXT = re.compile(r"\s*[-+]?\\?\$?\s*[0-9][0-9,. /]*%?\s*")
+_NUMBER_TEXT = re.compile(r"\s*\(?[-+]?\\?\$?\s*[0-9][0-9,. /]*%?\)?\s*")
 _CONNECTIVE_TEXT = re.compile(r"[\s,;]*(or|and)[\s,;]*", re.IGNORECASE)
-_UPRIGHT_UNIT = re.compile(r"[A-Za-z]{2,}[. ]*|[A-Za-z]|[A-Za-z]+ ?/ ?[A-Za-z]+(?:\^\{?-?[1-3]\}?)?|[A-Za-z]+\^\{?-?[1-3]\}?")
+_UPRIGHT_UNIT = re.compile(
+    r"[A-Za-z]{2,}[. ]*|[A-Za-z]|[A-Za-z]+ ?/ ?[A-Za-z]+(?:\^\{?-?[1-3]\}?)?|[A-Za-z]+\^\{?-?[1-3]\}?"
+)
 _ENVIRONMENT = re.compile(r"\\(begin|end)\s*\{([a-z]+)\*?\}(?:\{[lcr| ]{0,40}\})?")
 _OPS = frozenset("+-*/^_!()[]{}|,;:=<>'&%.?\"@#")
 
@@ -139,7 +143,11 @@ class Lexer:
             self.position += 1
         elif char.isalpha():
             start = self.position
-            while self.position < len(self.text) and ord(self.text[self.position]) > 127 and self.text[self.position].isalpha():
+            while (
+                self.position < len(self.text)
+                and ord(self.text[self.position]) > 127
+                and self.text[self.position].isalpha()
+            ):
                 self.position += 1
             self._emit("word", self.text[start : self.position])
         else:
@@ -240,7 +248,11 @@ class Lexer:
 
     def _unit_letter(self, letter: str) -> bool:
         """An upright letter after a number is a unit such as metres; i and e are not units."""
-        return bool(self.tokens) and self.tokens[-1].kind == "num" and letter in words.UNITS
+        if letter not in words.UNITS or not self.tokens:
+            return False
+        return self.tokens[-1].kind == "num" or (
+            self.tokens[-1].text == "/" and self.tokens[-2:-1] != [] and self.tokens[-2].kind == "text"
+        )
 
 
 _SUBSCRIPT = re.compile(r"\s*_\s*\{?\s*([0-9]{1,2})\s*\}?")

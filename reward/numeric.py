@@ -121,7 +121,7 @@ class Evaluator:
     def _function(self, name: str, args: list[Any]) -> Any:
         mp, x = self.mp, args[0]
         if name in _ELEMENTARY:
-            if name in ("exp", "sinh", "cosh") and abs(x) > _MAX_EXPONENT or abs(x) > 2 ** min(200, mp.prec // 2):
+            if (name in ("exp", "sinh", "cosh") and abs(x) > _MAX_EXPONENT) or abs(x) > 2 ** min(200, mp.prec // 2):
                 raise limits.BoundError("an argument that is too large")
             return getattr(mp, _ELEMENTARY[name])(x)
         if name in ("ln", "log"):
@@ -202,7 +202,9 @@ _ARITHMETIC: dict[str, Callable[[Evaluator, list[Any]], Any]] = {
 }
 
 
-def vanishes(left: Node, right: Node, values: dict[str, Fraction], log_base: int | None = None, floor_bits: int = 1000) -> bool | None:
+def vanishes(
+    left: Node, right: Node, values: dict[str, Fraction], log_base: int | None = None, floor_bits: int = 1000
+) -> bool | None:
     """Return whether left - right is zero at a point, judged at a precision above all sizes that occur.
 
     Returns:

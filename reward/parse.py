@@ -68,6 +68,8 @@ class ExpressionParser:
     def take(self) -> Token:
         """Read one token."""
         token = self.tokens[self.index]
+        if token.kind == "end":
+            raise Unparsable("unexpected end")
         self.index += 1
         return token
 
@@ -158,7 +160,11 @@ class ExpressionParser:
         if not self.is_cmd("frac"):
             return False
         shape = "".join(
-            "0" if t.kind == "num" and t.text.isdigit() and t.text.strip("0") else t.text if t.text in ("{", "}") else "x"
+            "0"
+            if t.kind == "num" and t.text.isdigit() and t.text.strip("0")
+            else t.text
+            if t.text in ("{", "}")
+            else "x"
             for t in self.tokens[self.index + 1 : self.index + 7]
         )
         if shape.startswith("0") and len(self.tokens[self.index + 1].text) == 2:
@@ -257,7 +263,7 @@ class ExpressionParser:
     def _atom(self) -> Node:
         token = self.take()
         if token.kind == "num":
-            return self._based(literal(token.text), token.text)
+            return self.based(literal(token.text), token.text)
         if token.kind == "repeat":
             return repeating(token.text)
         if token.kind == "base":
@@ -313,14 +319,23 @@ class ExpressionParser:
             return literal(token.text[0])
         return self.atom()
 
-    def _based(self, value: Node, digits: str) -> Node:
+    def based(self, value: Node, digits: str) -> Node:
         if not self.is_op("_"):
             return value
         self.take()
-        base = self.argument()
+        base = self._base_argument()
         if not digits.isdigit() or base.op != "num" or base.value is None or not 2 <= base.value <= 36:
             raise Unparsable("a subscript on a number that is not a base")
         return Node("base", name=f"{digits}_{base.value}")
+
+    def _base_argument(self) -> Node:
+        """Read the base of a number: a numeral, or its English name in a text command."""
+        following = [self.token, self.tokens[min(self.index + 1, len(self.tokens) - 1)]]
+        named = following[1] if self.is_op("{") else following[0]
+        if named.kind in ("text", "word") and named.text.strip().lower() in words.BASE_WORDS:
+            self.index += 3 if self.is_op("{") else 1
+            return num(words.BASE_WORDS[named.text.strip().lower()])
+        return self.argument()
 
     def symbol(self, name: str) -> Node:
         if self.is_op("_"):
@@ -349,7 +364,8 @@ class ExpressionParser:
     def _subscript(self) -> str:
         if not self.is_op("{"):
             return self.take().text
-        depth, parts = 0, []
+        depth = 0
+        parts: list[str] = []
         while True:
             token = self.take()
             if token.kind == "end":

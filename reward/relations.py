@@ -95,9 +95,7 @@ def renamed(solved: Solved) -> Solved:
     for label in solved.labels:
         if label.op == "call" and all(arg.op == "sym" for arg in label.args):
             table = {arg.name: Node("sym", name=f"#{i}") for i, arg in enumerate(label.args)}
-            return Solved(
-                tuple(replace_symbols(x, table) for x in solved.labels), replace_symbols(solved.value, table)
-            )
+            return Solved(tuple(replace_symbols(x, table) for x in solved.labels), replace_symbols(solved.value, table))
     return solved
 
 
@@ -138,9 +136,11 @@ def same_inequality(left: Node, right: Node) -> Outcome:
         if kind != left.name.split():
             continue
         pairs = list(zip(left.args, ordered, strict=True))
-        if all(a == b or _comparable(a, b) and scalar_equal(a, b).same for a, b in pairs):
+        if all(a == b or (_comparable(a, b) and scalar_equal(a, b).same) for a, b in pairs):
             return Outcome(True, "inequality")
-        if len(pairs) == 2 and _positive_multiple(difference(left), Node("add", (ordered[0], Node("neg", (ordered[1],))))):
+        if len(pairs) == 2 and _positive_multiple(
+            difference(left), Node("add", (ordered[0], Node("neg", (ordered[1],))))
+        ):
             return Outcome(True, "inequality")
     return Outcome(False, "inequality")
 

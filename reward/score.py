@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from reward import limits
@@ -33,10 +35,57 @@ def verify(output: str, gold: str | Sequence[str], *, task: Task = "math", timeo
     check_arguments("verify", task, timeout_s)
 
     def deep(answer: str, wanted: str) -> Decision:
-        reply = shared_pool().submit({"kind": "sympy", "answer": answer, "gold": wanted}, timeout_s).result()
-        return Decision(reply["status"], reply["rule"])
+        return _decision(_ask_sympy(answer, wanted, timeout_s).result())
 
     return judge(output, gold, task, deep)
+
+
+async def verify_async(
+    output: str, gold: str | Sequence[str], *, task: Task = "math", timeout_s: float = 5.0
+) -> Verdict:
+    """Do what `verify` does without holding a thread while a worker process decides.
+
+    Everything else runs on the event loop's thread: a tenth of a millisecond for most items, bounded for all.
+
+    Args:
+        output: as for `verify`.
+        gold: as for `verify`.
+        task: as for `verify`.
+        timeout_s: as for `verify`.
+
+    Raises:
+        ValueError: as for `verify`.
+    """
+    check_arguments("verify_async", task, timeout_s)
+    known: dict[tuple[str, str], Decision] = {}
+
+    def deep(answer: str, wanted: str) -> Decision:
+        if (answer, wanted) not in known:
+            raise _NeedsSympy(answer, wanted)
+        return known[answer, wanted]
+
+    while True:
+        try:
+            return judge(output, gold, task, deep)
+        except _NeedsSympy as need:
+            reply = await asyncio.wrap_future(_ask_sympy(*need.texts, timeout_s))
+            known[need.texts] = _decision(reply)
+
+
+class _NeedsSympy(BaseException):
+    """Leaves `judge` to await a worker. Not an Exception: `judge` turns those into verdicts."""
+
+    def __init__(self, answer: str, wanted: str) -> None:
+        self.texts = (answer, wanted)
+
+
+def _ask_sympy(answer: str, wanted: str, timeout_s: float) -> Future[dict[str, Any]]:
+    item = {"kind": "sympy", "answer": answer, "gold": wanted}
+    return shared_pool().submit(item, min(timeout_s, limits.SYMPY_S))
+
+
+def _decision(reply: dict[str, Any]) -> Decision:
+    return Decision(reply["status"], reply["rule"])
 
 
 def check_arguments(name: str, task: str, timeout_s: float) -> None:
@@ -69,7 +118,9 @@ def judge(output: str, gold: str | Sequence[str], task: str, deep: Deep) -> Verd
         decision = Decision("timeout" if isinstance(error, limits.OutOfTime) else "unparsable", f"bounds: {error}")
     except Exception as error:  # a fault of ours costs one verdict with a name, never a training run
         decision = Decision("error", f"{type(error).__name__}: {error}"[:200])
-    return Verdict(decision.status == "correct", decision.status, decision.rule, answer, used, time.perf_counter() - start)
+    return Verdict(
+        decision.status == "correct", decision.status, decision.rule, answer, used, time.perf_counter() - start
+    )
 
 
 def _best(found: Found, golds: list[str], task: str, deep: Deep) -> tuple[Decision, str]:
@@ -93,14 +144,17 @@ def _one(found: Found, gold: str, task: str, deep: Deep) -> Decision:
     if found.answer is None:
         return Decision("no_answer", found.rule)
     decision = _compared(found.answer, gold, task, deep)
-    if decision.status == "correct" and any(_compared(other, gold, task, deep).status != "correct" for other in found.beside):
+    if decision.status == "correct" and any(
+        _compared(other, gold, task, deep).status != "correct" for other in found.beside
+    ):
         return Decision("wrong", "hedge: different boxes side by side")
     return decision
 
 
 def _compared(answer: str, gold: str, task: str, deep: Deep) -> Decision:
     decision = compare(answer, gold, task)
-    if decision.status not in ("correct", "wrong") and task == "math":
+    undecided = decision.status not in ("correct", "wrong") or decision.rule.endswith("undefined")
+    if undecided and task == "math":
         texts = sympy_texts(answer, gold)
         if texts is not None:
             return deep(*texts)

@@ -163,19 +163,27 @@ def _intersect(left: list[Piece], right: list[Piece]) -> list[Piece]:
         for b in right:
             low_side = order(a.low, b.low)
             low = a.low if low_side >= 0 else b.low
-            low_closed = a.low_closed if low_side > 0 else b.low_closed if low_side < 0 else a.low_closed and b.low_closed
+            low_closed = (
+                a.low_closed if low_side > 0 else b.low_closed if low_side < 0 else a.low_closed and b.low_closed
+            )
             high_side = order(a.high, b.high)
             high = a.high if high_side <= 0 else b.high
-            high_closed = a.high_closed if high_side < 0 else b.high_closed if high_side > 0 else a.high_closed and b.high_closed
+            high_closed = (
+                a.high_closed if high_side < 0 else b.high_closed if high_side > 0 else a.high_closed and b.high_closed
+            )
             place = order(low, high)
             if place < 0 or (place == 0 and low_closed and high_closed):
                 result.append(Piece(low, high, low_closed, high_closed))
     return _merge(result)
 
 
+def _by_low_end(a: Piece, b: Piece) -> int:
+    return order(a.low, b.low) or int(b.low_closed) - int(a.low_closed)
+
+
 def _merge(found: list[Piece]) -> list[Piece]:
     """Sort and join pieces that overlap or touch."""
-    ordered = sorted(found, key=cmp_to_key(lambda a, b: order(a.low, b.low) or b.low_closed - a.low_closed))
+    ordered = sorted(found, key=cmp_to_key(_by_low_end))
     result: list[Piece] = []
     for piece in ordered:
         if result:
@@ -184,7 +192,13 @@ def _merge(found: list[Piece]) -> list[Piece]:
             if gap > 0 or (gap == 0 and (last.high_closed or piece.low_closed)):
                 end = order(last.high, piece.high)
                 high = last.high if end >= 0 else piece.high
-                closed = last.high_closed if end > 0 else piece.high_closed if end < 0 else last.high_closed or piece.high_closed
+                closed = (
+                    last.high_closed
+                    if end > 0
+                    else piece.high_closed
+                    if end < 0
+                    else last.high_closed or piece.high_closed
+                )
                 result[-1] = Piece(last.low, high, last.low_closed, closed)
                 continue
         result.append(piece)
@@ -194,6 +208,8 @@ def _merge(found: list[Piece]) -> list[Piece]:
 def same_pieces(left: list[Piece], right: list[Piece]) -> bool:
     """Return whether two normal forms are the same set."""
     return len(left) == len(right) and all(
-        a.low_closed == b.low_closed and a.high_closed == b.high_closed and order(a.low, b.low) == order(a.high, b.high) == 0
+        a.low_closed == b.low_closed
+        and a.high_closed == b.high_closed
+        and order(a.low, b.low) == order(a.high, b.high) == 0
         for a, b in zip(left, right, strict=True)
     )

@@ -34,7 +34,12 @@ def prepare(node: Node) -> Node:
         return Node("unit", node.args, "percent")
     if node.op == "deg":
         return Node("unit", node.args, "degree")
-    if node.op == "add" and len(node.args) == 2 and node.args[1].op == "neg" and node.args[0].op in ("set", "builder", "named"):
+    if (
+        node.op == "add"
+        and len(node.args) == 2
+        and node.args[1].op == "neg"
+        and node.args[0].op in ("set", "builder", "named")
+    ):
         return Node("minus", (node.args[0], node.args[1].args[0]))
     if node.op == "text":
         key = node.name.lower()
@@ -42,8 +47,18 @@ def prepare(node: Node) -> Node:
             return Node("inf")
         if len(node.name) == 1:
             return Node("sym", name=node.name)
+        if word_key(key) in words.ALL_REALS:
+            return Node("named", name="R")
         if "empty set" in key and len(key) < 16:
             return Node("set")
+    if (
+        node.op == "mul"
+        and len(node.args) == 2
+        and node.args[0].op == "sym"
+        and node.args[0].name.isupper()
+        and node.args[1].op == "tuple"
+    ):
+        return node.args[1]  # a named point, A(1, 2)
     if node.op == "base":
         digits, _, base = node.name.rpartition("_")
         if base == "10" and digits.isdigit():
@@ -92,6 +107,10 @@ def _same(a: Node, g: Node) -> Outcome:
         found = _collections(a, g)
         if found.same or not _relational(a, g):
             return found
+    if {a.op, g.op} == {"list", "tuple"} and _relational(a, g):
+        listed = _assigned(a if a.op == "list" else g)
+        if listed is not None:
+            return _same(*((listed, g) if a.op == "list" else (a, listed)))
     if a.op == "tuple" and g.op == "tuple":
         return _tuples(a, g)
     if a.op in _SET_LIKE and g.op in _SET_LIKE:
@@ -136,7 +155,7 @@ def _equations(a: Node, g: Node) -> Outcome:
         return Outcome(False, "equation")
     value = prepare(solved.value)
     if value.op == "tuple" and plain.op == "list" and any(label.op == "tuple" for label in solved.labels):
-        return _elementwise(value.args, plain.args, "labelled tuple")
+        return _elementwise(value.args, plain.args, "labelled tuple")  # (x, y) = (1, 2) for the gold "1, 2"
     outcome = _same(value, plain) if _has_equality(a) else _same(plain, value)
     return Outcome(outcome.same, f"labelled value: {outcome.rule}")
 
@@ -182,6 +201,11 @@ def _scaled(node: Node) -> Node:
         matrix = next(arg for arg in node.args if arg.op == "matrix")
         factors = tuple(arg for arg in node.args if arg.op != "matrix")
         return Node("matrix", tuple(Node("mul", (*factors, x)) for x in matrix.args), matrix.name)
+    if node.op == "add":
+        parts = [_scaled(arg) for arg in node.args]
+        if len({part.name for part in parts}) == 1 and all(part.op == "matrix" for part in parts):
+            columns = zip(*(part.args for part in parts), strict=True)
+            return Node("matrix", tuple(Node("add", column) for column in columns), parts[0].name)
     if node.op == "div" and node.args[0].op == "matrix":
         return Node("matrix", tuple(Node("div", (x, node.args[1])) for x in node.args[0].args), node.args[0].name)
     return node
@@ -203,6 +227,15 @@ def _tuples(a: Node, g: Node) -> Outcome:
     if any(prepare(x).op == "list" for x in (*a.args, *g.args)):
         return _collections(Node("list", (a,)), Node("list", (g,)))
     return _elementwise(a.args, g.args, "tuple")
+
+
+def _assigned(node: Node) -> Node | None:
+    """Return the point that "x = 1, y = 2" names; the letters must stand in alphabetical order."""
+    solved = [relations.solve(arg) if _has_equality(arg) else None for arg in node.args]
+    names = [s.labels[0].name for s in solved if s is not None and len(s.labels) == 1 and s.labels[0].op == "sym"]
+    if len(names) != len(solved) or len(set(names)) != len(names) or names != sorted(names):
+        return None
+    return Node("tuple", tuple(s.value for s in solved if s is not None), "()")
 
 
 def _members(node: Node) -> list[Node]:

@@ -89,6 +89,7 @@ _SYNONYMS = (
     (re.compile(r"\\(?:lbrace)(?![A-Za-z])"), r"\\{"),
     (re.compile(r"\\(?:rbrace)(?![A-Za-z])"), r"\\}"),
     (re.compile(r"\\(?:vert|lvert|rvert)(?![A-Za-z])"), "|"),
+    (re.compile(r"\\(?:text)?color\s*\{[A-Za-z0-9!]{1,20}\}|\\underline(?![A-Za-z])"), " "),
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset "),
     (re.compile(r"\\(?:textbar|mid)(?![A-Za-z])"), "|"),
     (re.compile(r"\\ang\{(-?[0-9.]{1,20})\}"), r"\1^\\circ "),

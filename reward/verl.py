@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from reward.score import verify
-from reward.verdict import TASKS, Task
+from reward.score import verify, verify_async
+from reward.verdict import TASKS, Task, Verdict
 
 _LOG = logging.getLogger(__name__)
 # Fragments of data_source names in lower case, first match wins; read in prepare_data and doctor as well.
@@ -87,12 +87,62 @@ def compute_score(
     Raises:
         ValueError: `task` or `overlong` is invalid, or `overlong` is set and no response length is given.
     """
-    if task is not None and task not in TASKS:
-        raise ValueError(f"compute_score: task={task!r} is unknown; use one of {', '.join(TASKS)}")
-    chosen, known = (task, True) if task is not None else task_of(str(data_source))
+    chosen, known = _chosen_task(data_source, task)
     verdict = verify(solution_str, ground_truth, task=chosen, timeout_s=timeout_s)
+    return _result(verdict, known, extra_info, negative, overlong)
+
+
+async def compute_score_async(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str | Sequence[str],
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    task: Task | None = None,
+    timeout_s: float = 5.0,
+    negative: bool = False,
+    overlong: Mapping[str, Any] | None = None,
+    **_: Any,
+) -> dict[str, Any]:
+    """Do what `compute_score` does as a coroutine, which verl awaits instead of giving it a thread.
+
+    Items that wait for a worker process then hold none of the few threads of the reward worker's executor.
+
+    Args:
+        data_source: as for `compute_score`, like all that follow.
+        solution_str: decoded response.
+        ground_truth: gold answer, or several.
+        extra_info: read for `response_length` when `overlong` is set.
+        task: overrides the choice by `data_source`.
+        timeout_s: as for `verify`.
+        negative: -1 instead of 0.
+        overlong: DAPO's length shaping.
+
+    Raises:
+        ValueError: as for `compute_score`.
+    """
+    chosen, known = _chosen_task(data_source, task)
+    verdict = await verify_async(solution_str, ground_truth, task=chosen, timeout_s=timeout_s)
+    return _result(verdict, known, extra_info, negative, overlong)
+
+
+def _chosen_task(data_source: str, task: Task | None) -> tuple[Task, bool]:
+    if task is None:
+        return task_of(str(data_source))
+    if task not in TASKS:
+        raise ValueError(f"compute_score: task={task!r} is unknown; use one of {', '.join(TASKS)}")
+    return task, True
+
+
+def _result(
+    verdict: Verdict,
+    known: bool,
+    extra_info: Mapping[str, Any] | None,
+    negative: bool,
+    overlong: Mapping[str, Any] | None,
+) -> dict[str, Any]:
     accuracy = float(verdict.correct)
-    value = accuracy - (0.0 if verdict.correct or not negative else 1.0)
+    value = accuracy - (1.0 if negative and not verdict.correct else 0.0)
     if overlong:
         value += _overlong(extra_info, overlong)
     return {
@@ -114,4 +164,6 @@ def _overlong(extra_info: Mapping[str, Any] | None, overlong: Mapping[str, Any])
     unknown = set(overlong) - {"max_length", "buffer", "factor"}
     if unknown or not {"max_length", "buffer"} <= set(overlong):
         raise ValueError(f"compute_score: overlong={dict(overlong)!r} needs max_length and buffer, and may have factor")
-    return overlong_penalty(int(length), int(overlong["max_length"]), int(overlong["buffer"]), float(overlong.get("factor", 1.0)))
+    return overlong_penalty(
+        int(length), int(overlong["max_length"]), int(overlong["buffer"]), float(overlong.get("factor", 1.0))
+    )

@@ -15,7 +15,17 @@ GREEK = frozenset(
     "sigma varsigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar"
     .split()
 )  # fmt: skip
-CONNECTIVES = {"or": "or", "and": "and", "或": "or", "或者": "or", "和": "and", "与": "and", "且": "and", "及": "and", "&": "and"}
+CONNECTIVES = {
+    "or": "or",
+    "and": "and",
+    "或": "or",
+    "或者": "or",
+    "和": "and",
+    "与": "and",
+    "且": "and",
+    "及": "and",
+    "&": "and",
+}
 # Short words that are never a product of variables.
 STOP_WORDS = frozenset(
     "a an the no on is it at to in as of if so do go he me we us up by my be am not yes odd even one two six ten all for "
@@ -28,9 +38,9 @@ _UNIT_NAMES = {
     "min": "min minute", "h": "h hr hrs hour", "day": "day", "week": "week", "month": "month", "year": "yr year",
     "l": "l L liter litre", "ml": "ml mL milliliter millilitre", "gal": "gal gallon", "dollar": "dollar usd USD buck",
     "cent": "cent", "euro": "euro EUR", "percent": "percent pct", "degree": "degree deg", "rad": "rad radian",
-    "mph": "mph", "kph": "kph kmh", "hz": "Hz hertz", "j": "J joule", "kj": "kJ", "n": "N newton", "w": "W watt",
+    "mph": "mph", "hz": "Hz hertz", "j": "J joule", "kj": "kJ", "n": "N newton", "w": "W watt",
     "kw": "kW", "v": "V volt", "pa": "Pa", "kpa": "kPa", "k": "K kelvin", "mol": "mol mole", "unit": "unit units",
-    "square": "square sq", "cubic": "cubic cu", "per": "per", "yuan": "yuan RMB", "rupee": "rupee Rs", "acre": "acre",
+    "square": "square sq", "cubic": "cubic cu", "per": "per", "kph": "kph", "yuan": "yuan RMB", "rupee": "rupee Rs", "acre": "acre",
     "point": "point pt pts", "people": "people person", "ev": "eV", "erg": "erg", "a": "A ampere", "c": "C",
     "nm": "nm nanometer", "um": "um micrometer", "angstrom": "angstrom", "amu": "amu", "solar": "solar",
 }  # fmt: skip
@@ -41,6 +51,22 @@ for _key, _names in _UNIT_NAMES.items():
         if len(_name) > 3:
             UNITS[_name + "s"] = _key
             UNITS[_name.capitalize()] = _key
+BASE_WORDS = {
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+    "sixteen": 16,
+}
+CURRENCY_WORDS = frozenset(("rs", "usd", "eur", "rmb"))
+ALL_REALS = frozenset(
+    ("all real numbers", "all reals", "real numbers", "the set of all real numbers", "all real x", "any real number")
+)
 MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 # A number followed by one of these is no number with a unit: it denies, doubts, changes or chooses.
 NOT_A_UNIT = frozenset(
@@ -76,7 +102,8 @@ def unit_key(words: list[str]) -> str | None:
             return None
     text = " ".join("per" if key == "/" else key for key in keys)
     text = re.sub(r"square (\w+)", r"\1 ^2", text)
-    return re.sub(r"cubic (\w+)", r"\1 ^3", text)
+    text = re.sub(r"cubic (\w+)", r"\1 ^3", text)
+    return {"mi per h": "mph", "km per h": "kph"}.get(text, text)
 
 
 def units_clash(one: str, other: str) -> bool:

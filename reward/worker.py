@@ -68,7 +68,13 @@ def _answer(item: dict[str, Any]) -> dict[str, Any]:
     verdict = judge(item["output"], item["gold"], item["task"], sympy_decision)
     answer = verdict.answer
     long = answer is not None and len(answer) > REPLY_ANSWER_CHARS
-    return {"status": verdict.status, "rule": verdict.rule, "answer": None if long else answer, "long": long, "gold": verdict.gold}
+    return {
+        "status": verdict.status,
+        "rule": verdict.rule,
+        "answer": None if long else answer,
+        "long": long,
+        "gold": verdict.gold,
+    }
 
 
 def _reply(item: dict[str, Any]) -> dict[str, Any]:

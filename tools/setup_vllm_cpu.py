@@ -18,8 +18,8 @@ REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements" / "vllm-c
 TORCH = "2.13.0"
 TRANSFORMERS = ((5, 10, 4), (5, 11))
 PYTHONS = ((3, 11), (3, 12))
-DOWNLOAD_MIB = 330
-INSTALLED_MIB = 1000
+DOWNLOAD_MIB = 332
+INSTALLED_MIB = 1190
 
 _PROBE = """
 import vllm, torch
@@ -59,9 +59,9 @@ def machine_problem(system: str, machine: str, libc: tuple[str, str], python: tu
     if python not in PYTHONS:
         return f"Python {python[0]}.{python[1]}: use 3.11 or 3.12"
     if system != "Linux" or machine != "x86_64":
-        return f"{system} on {machine}: the wheel is built for Linux on x86_64"
-    if libc[0] != "glibc" or release(libc[1]) < (2, 28):
-        return f"C library {' '.join(libc).strip() or 'unknown'}: the wheel needs glibc 2.28 or newer"
+        return f"{system} on {machine}: the wheels are built for Linux on x86_64"
+    if libc[0] != "glibc" or release(libc[1]) < (2, 31):
+        return f"C library {' '.join(libc).strip() or 'unknown'}: the wheels need glibc 2.31 or newer"
     if "avx2" not in cpu_flags.split():
         return "this processor has no AVX2, which vLLM's kernels use"
     return ""

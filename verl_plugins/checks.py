@@ -15,9 +15,10 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from verl_plugins import plugin
-from verl_plugins.config import unknown_policy_loss_keys
+from verl_plugins import environment
+from verl_plugins.config import stray_policy_loss_keys, unknown_policy_loss_keys
 from verl_plugins.losses.trust_region import PRESETS, TrustRegion, nearest, resolve
+from verl_plugins.registrations import STATUS
 
 AGENT_LOOP_MANAGER = "verl_plugins.topk.carry.TopKAgentLoopManager"
 ROLLOUTS_WITH_TOPK = ("hf_cpu", "vllm")
@@ -32,9 +33,11 @@ Check = Callable[[DictConfig, TrustRegion], Iterator[str]]
 def problems(config: DictConfig) -> list[str]:
     """Return every reason why this configuration must not run, as sentences; empty if it may."""
     found = list(_files(config))
-    if plugin.STATUS.problem():
+    if version := environment.verl_problem():
+        found.append(version)
+    if failure := STATUS.problem():
         found.append(
-            f"a registration of verl_plugins failed: {plugin.STATUS.problem()}. Run `verl-plugins doctor` for the "
+            f"a registration of verl_plugins failed: {failure}. Run `verl-plugins doctor` for the "
             "full traceback; the run would otherwise train without the plugin."
         )
     found += list(_loss_mode(config))
@@ -52,8 +55,7 @@ def warnings(config: DictConfig) -> list[str]:
     """Return what a reader of the recipe should know although it may run."""
     notes = []
     actor, region = config.actor_rollout_ref.actor, _region(config)[0]
-    updates = config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
-    if updates <= 1:
+    if actor.ppo_epochs == 1 and config.data.train_batch_size == actor.ppo_mini_batch_size:
         notes.append(
             "one update per batch: masks can never act except on engine mismatch "
             "(lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size)."
@@ -64,6 +66,12 @@ def warnings(config: DictConfig) -> list[str]:
         )
     if region is not None and region.divergence.startswith("binary") and region.direction == "predicted":
         notes.append("a binary divergence moves with the ratio: direction=predicted decides as direction=ratio.")
+    unread = not region.needs_topk if region is not None else actor.policy_loss.loss_mode not in PRESETS
+    if unread and topk(config):
+        notes.append(
+            f"{_ROLLOUT}.custom.topk={topk(config)}: K probabilities are carried and this loss never reads them "
+            f"(set {_ROLLOUT}.custom.topk=null)."
+        )
     if region is not None and region.name in PRESETS:
         preset = PRESETS[region.name]
         changed = [
@@ -86,6 +94,8 @@ def sentence(config: DictConfig) -> str:
             f"vanilla (verl): minus min(r A, clip(r, 1 - {actor.clip_ratio_low:g}, 1 + {actor.clip_ratio_high:g}) A), "
             f"capped at -{actor.clip_ratio_c:g} A where A < 0."
         )
+    if actor.policy_loss.loss_mode in PRESETS:
+        return f"{actor.policy_loss.loss_mode}, but its keys are refused."
     return f"{actor.policy_loss.loss_mode}: verl's own loss of that name."
 
 
@@ -113,6 +123,7 @@ def _loss_mode(config: DictConfig) -> Iterator[str]:
     section = config.actor_rollout_ref.actor.policy_loss
     if section.get("_target_") == "verl_plugins.config.PolicyLoss":
         yield from unknown_policy_loss_keys(section)
+        yield from stray_policy_loss_keys(section)
     elif section.loss_mode in PRESETS:
         yield (
             f"{_LOSS}.loss_mode={section.loss_mode} needs {_LOSS}._target_=verl_plugins.config.PolicyLoss, "
@@ -178,8 +189,8 @@ def _sampling(config: DictConfig, region: TrustRegion) -> Iterator[str]:
         yield f"{_ROLLOUT}.repetition_penalty with {region.name}: {reason}. Set it to 1.0."
     if rollout.get("logprobs_mode", "processed_logprobs") != "processed_logprobs" and rollout.temperature != 1:
         yield (
-            f"{_ROLLOUT}.logprobs_mode={rollout.logprobs_mode} ignores temperature={rollout.temperature:g}, the trainer "
-            f"does not. Set {_ROLLOUT}.logprobs_mode=processed_logprobs."
+            f"{_ROLLOUT}.logprobs_mode={rollout.logprobs_mode} ignores temperature={rollout.temperature:g}, the "
+            f"trainer does not. Set {_ROLLOUT}.logprobs_mode=processed_logprobs."
         )
     if not rollout.calculate_log_probs:
         yield f"{region.name} needs the rollout's log-probabilities. Set {_ROLLOUT}.calculate_log_probs=true."

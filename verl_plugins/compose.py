@@ -1,4 +1,4 @@
-"""Composes a recipe as verl's own command line does, without starting anything, and compares it with verl's defaults."""
+"""Composes a recipe as verl's own command line does and compares it with verl's defaults; starts nothing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def _compose(name: str, overrides: list[str], folders: Sequence[Path]) -> DictCo
         search_path.prepend("recipe", f"file://{folder}", SearchPathQuery(provider="schema"))
     with _fresh_hydra():
         Hydra.create_main_hydra2(task_name=name, config_search_path=search_path)
-        return hydra_compose(config_name=name, overrides=overrides)
+        composed: DictConfig = hydra_compose(config_name=name, overrides=overrides)
+        return composed
 
 
 @contextlib.contextmanager
@@ -116,14 +117,12 @@ def _explain(error: Exception, recipe: Path, overrides: Sequence[str], folders: 
         if key and key in text and "=" in override:
             with contextlib.suppress(HydraException, OmegaConfBaseException):
                 hint = nearest(key, key_names(_compose(recipe.stem, [], folders)))
-                return f"override {override}: {text}{hint}"
+                return f"override {override}:{hint} Hydra says: {text}"
     return text
 
 
 def _leaves(node: Any, *, resolve: bool, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    content = (
-        OmegaConf.to_container(node, resolve=resolve) if isinstance(node, DictConfig | ListConfig) else node
-    )
+    content: Any = OmegaConf.to_container(node, resolve=resolve) if isinstance(node, DictConfig | ListConfig) else node
     if not isinstance(content, Mapping) or not content:
         yield prefix, content
         return

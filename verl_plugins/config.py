@@ -8,7 +8,9 @@ from typing import Any
 
 from verl.workers.config import PolicyLossConfig
 
-from verl_plugins.losses.trust_region import TrustRegion, nearest, resolve
+from verl_plugins.losses.trust_region import PRESETS, TrustRegion, nearest, resolve
+
+_OPTIONAL = ("divergence", "direction", "tail", "anchor", "delta")  # None: the value of loss_mode
 
 
 @dataclass
@@ -39,16 +41,9 @@ class PolicyLoss(PolicyLossConfig):
         Raises:
             ValueError: one of our keys is set although `loss_mode` is verl's own and would never read it.
         """
-        ours = {key: getattr(self, key) for key in ("divergence", "direction", "tail", "anchor", "delta")}
-        region = resolve(self.loss_mode, truncation=self.truncation, **ours)
-        stray = [key for key, value in ours.items() if value is not None]
-        if region is None and stray:
-            raise ValueError(
-                f"actor_rollout_ref.actor.policy_loss.{stray[0]}={ours[stray[0]]!r} is not read by "
-                f"loss_mode={self.loss_mode!r}, which is verl's own. Set it to null, or choose a loss_mode of "
-                "`verl-plugins list`."
-            )
-        return region
+        for stray in stray_policy_loss_keys(vars(self)):
+            raise ValueError(stray)
+        return resolve(self.loss_mode, truncation=self.truncation, **{key: getattr(self, key) for key in _OPTIONAL})
 
 
 def unknown_policy_loss_keys(section: Mapping[str, Any]) -> list[str]:
@@ -59,4 +54,17 @@ def unknown_policy_loss_keys(section: Mapping[str, Any]) -> list[str]:
         f"{nearest(key, valid)} Valid: {', '.join(name for name in valid if not name.startswith('_'))}."
         for key in section
         if key not in valid
+    ]
+
+
+def stray_policy_loss_keys(section: Mapping[str, Any]) -> list[str]:
+    """Explain every key of ours that is set although `loss_mode` is not ours and would never read it."""
+    if section["loss_mode"] in PRESETS:
+        return []
+    return [
+        f"actor_rollout_ref.actor.policy_loss.{key}={section[key]!r} is not read by "
+        f"loss_mode={section['loss_mode']!r}, which is verl's own. Set it to null, or choose a loss_mode of "
+        "`verl-plugins list`."
+        for key in _OPTIONAL
+        if section.get(key) is not None
     ]

@@ -53,8 +53,8 @@ def examine() -> Report:
     return report
 
 
-def needs(config: DictConfig, packages: tuple[environment.Found, ...], *, cuda: bool) -> Iterator[str]:
-    """Yield what a composed recipe asks of the machine that is not there."""
+def needs(config: DictConfig, packages: tuple[environment.Found, ...]) -> Iterator[str]:
+    """Yield the packages a composed recipe asks for that are not there, or not in a supported version."""
     by_name = {item.requirement.package: item for item in packages}
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     asked = [item.requirement.package for item in packages if item.requirement.needed_by == "every recipe"]
@@ -68,8 +68,6 @@ def needs(config: DictConfig, packages: tuple[environment.Found, ...], *, cuda: 
             yield f"{name} is not installed (supported: {item.requirement.supported})"
         elif item.verdict == "unsupported":
             yield f"{name} {item.version} is not supported (supported: {item.requirement.supported})"
-    if config.trainer.device == "cuda" and not cuda:
-        yield f"no CUDA device on this machine ({config.trainer.nnodes} x {config.trainer.n_gpus_per_node} asked for)"
 
 
 def _missing(name: str, report: Report) -> Iterator[str]:
@@ -81,11 +79,5 @@ def _missing(name: str, report: Report) -> Iterator[str]:
     except (ComposeError, launch.RecipeError) as error:
         yield str(error)
         return
-    yield from needs(config, report.packages, cuda=_cuda())
+    yield from needs(config, report.packages)
     yield from checks.problems(config)
-
-
-def _cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

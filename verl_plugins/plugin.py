@@ -10,48 +10,16 @@ asks `STATUS` before anything starts (`verl_plugins.checks.RecipeGuard`).
 
 from __future__ import annotations
 
+import functools
 import importlib
-import inspect
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from types import ModuleType
 
 import wrapt
 
 from verl_plugins import __version__, launch
-from verl_plugins.registrations import Registration, registrations
-
-
-@dataclass
-class Status:
-    """What has happened so far in this process."""
-
-    done: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
-
-    def problem(self) -> str | None:
-        """Return why the plugin must not be trusted, or None."""
-        if not self.failed:
-            return None
-        return "; ".join(f"{kind}: {why.strip().splitlines()[-1]}" for kind, why in self.failed.items())
-
-
-STATUS = Status()
-
-
-def check_signature(function: Callable[..., object], keywords: tuple[str, ...], what: str) -> None:
-    """Refuse a function that verl would fail to call, naming what is missing.
-
-    Raises:
-        TypeError: verl passes a keyword that the function does not take.
-    """
-    parameters = inspect.signature(function).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    missing = [name for name in keywords if name not in parameters]
-    if missing and not takes_any:
-        raise TypeError(f"{what}: verl calls it with {missing}, which {function.__qualname__} does not take")
+from verl_plugins.registrations import DEFERRED, STATUS, Registration, Status, registrations
 
 
 def _run(item: Registration) -> None:
@@ -59,12 +27,20 @@ def _run(item: Registration) -> None:
         return
     module, function = item.register.split(":")
     try:
-        getattr(importlib.import_module(module), function)()
+        loaded = importlib.import_module(module)
+        if not hasattr(loaded, function) and getattr(loaded.__spec__, "_initializing", False):
+            DEFERRED[module] = functools.partial(_run, item)
+            return
+        getattr(loaded, function)()
     except Exception:
         STATUS.failed[item.kind] = traceback.format_exc()
         raise
     STATUS.failed.pop(item.kind, None)
     STATUS.done[item.kind] = item.names
+
+
+def _on_import(item: Registration, _module: ModuleType) -> None:
+    _run(item)
 
 
 def force(kind: str | None = None) -> Status:
@@ -100,7 +76,7 @@ def _activate() -> None:
             _run(item)
             importlib.import_module("verl_plugins.platforms.cpu").activate()
         else:
-            wrapt.when_imported(item.waits_for)(lambda _module, item=item: _run(item))
+            wrapt.when_imported(item.waits_for)(functools.partial(_on_import, item))
     if driver:
         waiting = ", ".join(item.kind for item in registrations() if item.kind != "platform")
         print(f"verl_plugins {__version__}: platform cpu registered; ready for {waiting}", file=sys.stderr)

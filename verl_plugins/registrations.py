@@ -1,8 +1,14 @@
-"""What this package registers in verl, as data: `plugin` carries it out, `verl-plugins list` prints it."""
+"""What this package registers in verl, as data, and what has become of it in this process.
+
+`plugin` carries it out, `verl-plugins list` prints it, `checks` asks whether it went well.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from verl_plugins.losses.trust_region import PRESETS
 
@@ -17,6 +23,54 @@ class Registration:
     register: str  # "module:function" of ours
     chosen_by: str  # the configuration key that selects one of the names
     sentence: str
+
+
+@dataclass
+class Status:
+    """What has happened so far in this process: kind of registration -> names, traceback, or reason."""
+
+    done: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+
+    def problem(self) -> str | None:
+        """Return why the plugin must not be trusted, or None."""
+        if self.failed:
+            return "; ".join(f"{kind}: {why.strip().splitlines()[-1]}" for kind, why in self.failed.items())
+        if not self.done:
+            policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
+            return f"verl did not load the plugin (VERL_USE_EXTERNAL_PLUGINS={policy})"
+        return None
+
+
+# Here and not in `plugin`: verl drops a plugin that raises, and with it what the module knew.
+STATUS = Status()
+
+# Registrations that came while the module they need was being imported, by that module's name.
+DEFERRED: dict[str, Callable[[], None]] = {}
+
+
+def completed(module: str) -> None:
+    """Last line of each module that registers a class of its own: carry out what had to wait for it.
+
+    Imported directly, before verl, such a module first imports the very module of verl whose import sets off its
+    registration, at a moment when it has no class to give yet.
+    """
+    if module in DEFERRED:
+        DEFERRED.pop(module)()
+
+
+def check_signature(function: Callable[..., object], keywords: tuple[str, ...], what: str) -> None:
+    """Refuse a function that verl would fail to call, naming what is missing.
+
+    Raises:
+        TypeError: verl passes a keyword that the function does not take.
+    """
+    parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    missing = [name for name in keywords if name not in parameters]
+    if missing and not takes_any:
+        raise TypeError(f"{what}: verl calls it with {missing}, which {function.__qualname__} does not take")
 
 
 def registrations() -> tuple[Registration, ...]:

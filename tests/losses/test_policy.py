@@ -49,7 +49,9 @@ def call(logp, anchor, advantage, *, mask=None, measured=None, **keys):
 )
 def test_worked_numbers(name, p, q, advantage, kept):
     logp = torch.tensor([[q]], dtype=torch.float64).log().requires_grad_()
-    loss, signals = call(logp, torch.tensor([[p]], dtype=torch.float64).log(), torch.tensor([[advantage]]), loss_mode=name)
+    loss, signals = call(
+        logp, torch.tensor([[p]], dtype=torch.float64).log(), torch.tensor([[advantage]]), loss_mode=name
+    )
     loss.backward()
     assert bool(signals.observed["masked"]) is not kept
     expected = -advantage * min(q / p, 10.0) if kept else 0.0
@@ -119,7 +121,13 @@ def test_bfloat16_log_probs_give_a_float32_weight():
 
 def test_outside_our_engine_the_loss_says_so():
     with pytest.raises(RuntimeError, match="outside a verl_plugins engine"):
-        trust_region_loss(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), config=actor(loss_mode="pdm_topk_kl"))
+        trust_region_loss(
+            torch.zeros(1, 1),
+            torch.zeros(1, 1),
+            torch.zeros(1, 1),
+            torch.ones(1, 1),
+            config=actor(loss_mode="pdm_topk_kl"),
+        )
 
 
 def test_verls_own_dataclass_is_refused():
@@ -131,7 +139,10 @@ def test_verls_own_dataclass_is_refused():
 
 
 def test_importance_weights_and_rollout_anchor_are_refused_together():
-    with token_signals(TokenSignals(anchor_logp_BT=torch.zeros(1, 1))), pytest.raises(ValueError, match="rollout_is=null"):
+    with (
+        token_signals(TokenSignals(anchor_logp_BT=torch.zeros(1, 1))),
+        pytest.raises(ValueError, match="rollout_is=null"),
+    ):
         trust_region_loss(
             torch.zeros(1, 1),
             torch.zeros(1, 1),

@@ -142,6 +142,10 @@ def test_one_empty_tail_stays_finite(divergence, swapped):
     assert (value > 0.03).all()
 
 
+def test_the_clamp_is_documented():
+    assert PROBABILITY_CLAMP == 1e-12
+
+
 def test_an_empty_current_tail_is_read_at_the_clamp():
     value = topk_forward_kl(log(0.5, 0.4), log(0.55, 0.45), log(0.1)[0], EMPTY)
     expected = 0.5 * math.log(0.5 / 0.55) + 0.4 * math.log(0.4 / 0.45) + 0.1 * math.log(0.1 / PROBABILITY_CLAMP)
@@ -208,6 +212,14 @@ def test_anchor_tail_resolves_a_mass_to_1e_7(seed, tail):
     listed = laws(seed, 20)[0].exp() * (1 - tail)
     measured = anchor_log_tail(listed.log().float()).exp().double()
     torch.testing.assert_close(measured, torch.full((8,), tail, dtype=torch.float64), atol=2e-7, rtol=1e-6)
+
+
+@given(seed=st.integers(0, 2**31))
+@settings(deadline=None)
+def test_anchor_tail_adds_no_error_of_its_own(seed):
+    logp = (laws(seed, 20)[0].exp() * (1 - 1e-4)).log().float()
+    from_the_same_numbers = 1 - logp.double().exp().sum(-1)
+    torch.testing.assert_close(anchor_log_tail(logp).exp().double(), from_the_same_numbers, atol=0, rtol=2e-6)
 
 
 def test_shapes_that_do_not_match_are_named():

@@ -73,9 +73,7 @@ def test_rollout_that_returns_no_lists_is_named():
 
 def test_seed_depends_on_every_part_of_the_identity_and_on_the_turn_only():
     base = dict(run_seed=0, step=3, validate=False, problem=[{"role": "user", "content": "1+1"}], index=5, sample=0)
-    other = dict(
-        run_seed=1, step=4, validate=True, problem=[{"role": "user", "content": "1+2"}], index=6, sample=1
-    )
+    other = dict(run_seed=1, step=4, validate=True, problem=[{"role": "user", "content": "1+2"}], index=6, sample=1)
 
     def seeds(**changed):
         session = carry.Session(identity=carry.session_identity(**{**base, **changed}), num_listed=0)
@@ -87,7 +85,7 @@ def test_seed_depends_on_every_part_of_the_identity_and_on_the_turn_only():
 
 
 def test_output_carries_the_lists_as_tensors_and_not_as_extra_fields():
-    from verl.experimental.agent_loop import AgentLoopMetrics, AgentLoopOutput
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
     session = carry.Session(identity="a", num_listed=3)
     ask(Server(), session, {})

@@ -30,7 +30,11 @@ def slow_loss(engine, batch, *, divergence, direction, tail, delta, cap=10.0, te
             p_T, q_T = float(1 - p.sum()), float(q[rest].sum())
             if divergence == "topk_kl":
                 value = float((p * (p / q[listed]).log()).sum()) + p_T * float(np.log(p_T / q_T))
-                square = {"aggregated": q_T**2, "uniform": q_T**2 / int(rest.sum()), "exact": float((q[rest] ** 2).sum())}
+                square = {
+                    "aggregated": q_T**2,
+                    "uniform": q_T**2 / int(rest.sum()),
+                    "exact": float((q[rest] ** 2).sum()),
+                }
                 gap = q[listed] - p
                 predicted = adv * (
                     q_a - p_a - float((q[listed] * gap).sum()) - (q_T - p_T) * square[tail or "aggregated"] / q_T

@@ -14,7 +14,7 @@ MODEL_KINDS: tuple[ModelKind, ...] = ("qwen3", "qwen3_moe")
 
 # Divisible by 32: vLLM's CPU kernels need it of the hidden and intermediate sizes.
 SIZES: dict[str, Any] = {
-    "hidden_size": 96,
+    "hidden_size": 64,
     "intermediate_size": 256,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -22,7 +22,7 @@ SIZES: dict[str, Any] = {
     "head_dim": 32,
 }
 MOE_SIZES: dict[str, Any] = {
-    "moe_intermediate_size": 128,
+    "moe_intermediate_size": 64,
     "num_experts": 8,
     "num_experts_per_tok": 2,
     "decoder_sparse_step": 1,

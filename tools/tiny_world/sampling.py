@@ -6,15 +6,27 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tools.tiny_world.problems import Problem
 from tools.tiny_world.tokenizer import encode_prompt
 
 _BOXED = re.compile(r"\\boxed\{(-?\d{1,9})\}")
+
+
+class Asked(Protocol):
+    """Anything that has a question and a right answer."""
+
+    @property
+    def question(self) -> str:
+        """The text the user asks."""
+
+    @property
+    def answer(self) -> int:
+        """The right answer."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,7 @@ def generate(
     return Responses(prompt_ids_BP, prompt_mask_BP, torch.stack(tokens, 1), torch.stack(lives, 1))
 
 
-def grade(tokenizer: PreTrainedTokenizerFast, responses: Responses, problems: Sequence[Problem]) -> Tensor:
+def grade(tokenizer: PreTrainedTokenizerFast, responses: Responses, problems: Sequence[Asked]) -> Tensor:
     """1.0 for each response whose boxed answer is right, else 0.0; shape B."""
     texts = tokenizer.batch_decode(
         [row[mask].tolist() for row, mask in zip(responses.response_ids_BT, responses.response_mask_BT, strict=True)],
@@ -106,7 +118,7 @@ def grade(tokenizer: PreTrainedTokenizerFast, responses: Responses, problems: Se
 def accuracy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
-    problems: Sequence[Problem],
+    problems: Sequence[Asked],
     *,
     max_tokens: int,
     temperature: float,

@@ -16,6 +16,7 @@ from verl_plugins.losses.trust_region import PRESETS, TrustRegion
 from verl_plugins.masks.direction import ratio_slope
 from verl_plugins.masks.divergence import binary_kl, binary_tv
 from verl_plugins.masks.keep import clip_band_mask, keep_mask, truncated_weight
+from verl_plugins.registrations import check_signature, completed
 
 
 def trust_region_loss(
@@ -158,8 +159,6 @@ def register() -> None:
         ValueError: another package registered one of the names.
         TypeError: verl would call the loss with an argument it does not take.
     """
-    from verl_plugins.plugin import check_signature
-
     verl_passes = (
         "old_log_prob",
         "log_prob",
@@ -175,3 +174,6 @@ def register() -> None:
         if taken is not None and taken is not trust_region_loss:
             raise ValueError(f"policy loss {name!r} is registered already, by {taken.__module__}")
         register_policy_loss(name)(trust_region_loss)
+
+
+completed(__name__)

@@ -111,9 +111,7 @@ class TopKAgentLoopWorker(_AgentLoopWorker):  # type: ignore[misc, valid-type]
         self._run_seed = int(rollout.get("seed") or 0)
         self._errors: list[str] = []
 
-    async def _run_agent_loop(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any
-    ) -> Any:
+    async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> Any:
         """Run one sample. What fails is kept for the trainer, which cannot see this worker's log."""
         validate = bool(trajectory["validate"])
         identity = session_identity(

@@ -20,6 +20,7 @@ from verl.utils.ulysses import get_ulysses_sequence_parallel_rank, get_ulysses_s
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
+from verl_plugins.registrations import completed
 from verl_plugins.topk.bound_loss import ANCHOR_LISTS, WANTS_ANCHOR_LISTS, BoundLoss, bind_loss
 from verl_plugins.topk.measure import anchor_lists, current_law, measure
 from verl_plugins.topk.packing import ResponseRows, anchor_inputs, response_rows, to_nested
@@ -147,3 +148,6 @@ def register_fsdp() -> None:
     register(model_type="language_model", backend=backends, device="cuda", vendor="nvidia")(TrustRegionFSDPEngine)
     register(model_type="language_model", backend=backends, device="cpu")(CPUTrustRegionFSDPEngine)
     register(model_type="value_model", backend=backends, device="cpu")(CPUValueFSDPEngine)
+
+
+completed(__name__)

@@ -18,6 +18,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead
 
 from verl_plugins.losses.trust_region import TrustRegion
+from verl_plugins.registrations import completed
 from verl_plugins.topk.bound_loss import ANCHOR_LISTS, WANTS_ANCHOR_LISTS, BoundLoss, bind_loss
 from verl_plugins.topk.gather import (
     ListedDistribution,
@@ -145,3 +146,6 @@ def register_megatron() -> None:
     EngineRegistry.register(model_type="language_model", backend="megatron", device="cuda", vendor="nvidia")(
         TrustRegionMegatronEngine
     )
+
+
+completed(__name__)

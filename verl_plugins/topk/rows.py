@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 REQUEST_TOPK: Final = "rollout_topk"
 """Key of `sampling_params["extra_args"]` under which a request asks for K."""
@@ -84,9 +84,7 @@ def check_k(k: int, vocabulary: int) -> None:
         )
 
 
-def check_rows(
-    ids_TK: Ids, logp_TK: Logps, sampled_T: NDArray[np.integer], sampled_logp_T: NDArray[np.floating] | None = None
-) -> None:
+def check_rows(ids_TK: Ids, logp_TK: Logps, sampled_T: ArrayLike, sampled_logp_T: ArrayLike | None = None) -> None:
     """Verify that an engine's answer is what this module promises.
 
     Args:

@@ -77,9 +77,7 @@ class WatchfulReplayBuffer(ReplayBuffer):
         keys: set[str] = super()._sampleable_terminal_keys(partition_id, eviction_reasons)
         failed = keys & self.failure_keys[partition_id]
         if failed and not self.sync_refill_failed_groups:
-            raise RuntimeError(
-                f"verl_plugins: {len(failed)} prompts failed in the rollout: {self.explain_failure()}"
-            )
+            raise RuntimeError(f"verl_plugins: {len(failed)} prompts failed in the rollout: {self.explain_failure()}")
         return keys
 
     def _materialize_batch(self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any) -> Any:

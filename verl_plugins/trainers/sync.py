@@ -16,6 +16,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_plugins.config import PolicyLoss
 from verl_plugins.losses.trust_region import TrustRegion
+from verl_plugins.registrations import completed
 from verl_plugins.topk.bound_loss import WANTS_ANCHOR_LISTS
 from verl_plugins.trainers.liveness import ActorWatch, WatchfulReplayBuffer
 from verl_plugins.trainers.metric_log import MetricLog
@@ -119,3 +120,6 @@ def _like(column: Any, names: list[str]) -> Any:
 def register() -> None:
     """Put the trainer into verl's registry, which refuses a clash itself."""
     register_trainer("verl_plugins")(VerlPluginsTrainer)
+
+
+completed(__name__)

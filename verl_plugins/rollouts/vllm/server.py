@@ -7,14 +7,12 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-import psutil
 from verl.utils.device import get_device_name
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 from verl_plugins.rollouts.vllm import settings
 from verl_plugins.rollouts.vllm.proxy import TopKEngineProxy, empty_rows, requested_topk
-from verl_plugins.rollouts.vllm.shared_memory import free, mapped_segments
 from verl_plugins.topk.rows import TOPK_IDS, TOPK_LOGPROBS
 
 CPU_WORKER_EXTENSION = "verl_plugins.platforms.vllm_cpu.CPUWorkerExtension"
@@ -67,12 +65,6 @@ class TopKvLLMHttpServer(vLLMHttpServer):  # type: ignore[misc]
         """Drop cached prefixes of the old weights; fail when the engine dies meanwhile."""
         await self._while_alive(super().clear_kv_cache())
 
-    async def shutdown(self) -> None:
-        """Stop the engine's processes and free their shared memory, which Ray's kill would leave behind."""
-        segments = mapped_segments(psutil.Process().children(recursive=True))
-        self.engine.shutdown()
-        free(segments)
-
     async def _while_alive(self, call: Awaitable[_Result]) -> _Result:
         # vLLM fails the requests of an engine that dies, but leaves its calls to the workers pending.
         task = asyncio.ensure_future(call)
@@ -103,8 +95,8 @@ class TopKvLLMHttpServer(vLLMHttpServer):  # type: ignore[misc]
         if limit is not None:
             engine_kwargs["max_logprobs"] = limit
         if self._on_cpu:
-            for name, value in settings.CPU_ENGINE_ARGUMENTS.items():
-                engine_kwargs.setdefault(name, value)
+            defaults = settings.cpu_engine_arguments(self.config.tensor_model_parallel_size)
+            engine_kwargs.update({**defaults, **engine_kwargs})
 
     def _get_worker_extension_cls(self) -> str:
         return CPU_WORKER_EXTENSION if self._on_cpu else super()._get_worker_extension_cls()

@@ -10,16 +10,6 @@ from verl_plugins.topk.rows import check_k
 
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 
-CPU_ENGINE_ARGUMENTS: Final[Mapping[str, Any]] = {
-    # Without it vLLM reserves a share of the machine's memory and runs a warm-up to measure the rest.
-    "kv_cache_memory_bytes": 256 << 20,
-    # The alternative compiles C++ for tens of seconds in each new engine.
-    "enforce_eager": True,
-    # vLLM's CPU worker cannot release memory.
-    "enable_sleep_mode": False,
-}
-"""Arguments of the engine on a CPU, unless `engine_kwargs.vllm` sets them."""
-
 CPU_ENVIRONMENT: Final[Mapping[str, str]] = {
     "VLLM_TARGET_DEVICE": "cpu",
     # Binding would pin every engine of the machine to the same cores.
@@ -77,6 +67,23 @@ def allowed_logprobs(k: int, requested: int | None) -> int | None:
             "Remove max_logprobs: it is set from topk"
         )
     return k if requested is None else requested
+
+
+def cpu_engine_arguments(tensor_parallel_size: int) -> dict[str, Any]:
+    """Return the arguments of the engine on a CPU, each of which `engine_kwargs.vllm` may set otherwise."""
+    arguments: dict[str, Any] = {
+        # Without it vLLM reserves a share of the machine's memory and runs a warm-up to measure the rest.
+        "kv_cache_memory_bytes": 256 << 20,
+        # The alternative compiles C++ for tens of seconds in each new engine.
+        "enforce_eager": True,
+        # vLLM's CPU worker cannot release memory.
+        "enable_sleep_mode": False,
+    }
+    if tensor_parallel_size == 1:
+        # A worker process of its own would cost 10 s of start-up and 500 MiB, and leave its queues in /dev/shm. vLLM
+        # prefers one because it binds threads there; we do not bind (`CPU_ENVIRONMENT`).
+        arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+    return arguments
 
 
 def check_cpu(*, free_cache_engine: bool) -> None:

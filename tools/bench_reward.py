@@ -1,0 +1,207 @@
+"""Compare the verifier with math-verify and verl's scorers on real labelled outputs: errors, latency, throughput.
+
+    python tools/bench_reward.py --cases DIR [--quick] [--json OUT.json]
+
+DIR holds verifier_handed.jsonl and data/labelled_*.jsonl (fields output, gold, expected). A scorer that is not
+installed is named and left out. Anchors are called as their own documentation or verl calls them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+Scorer = Callable[[str, str], float]
+SETS = {
+    "GSM8K": "data/labelled_gsm8k_half.jsonl",
+    "MATH": "data/labelled_math800_half.jsonl",
+    "HardVerify": "data/labelled_hardverify_half.jsonl",
+}
+
+
+def ours(output: str, gold: str) -> float:
+    from reward import score
+
+    return score(output, gold)
+
+
+def math_verify(output: str, gold: str) -> float:
+    from math_verify import parse, verify  # SIGALRM inside: main thread only
+
+    return float(verify(parse(f"${gold}$"), parse(output)))
+
+
+def prime_math(output: str, gold: str) -> float:
+    from verl.utils.reward_score import prime_math as scorer
+
+    return float(scorer.compute_score(output, gold)[0])
+
+
+def math_reward(output: str, gold: str) -> float:
+    from verl.utils.reward_score import math_reward as scorer
+
+    return float(scorer.compute_score(output, gold))
+
+
+def math_dapo(output: str, gold: str) -> float:
+    from verl.utils.reward_score import math_dapo as scorer
+
+    return float(scorer.compute_score(output, gold)["acc"])
+
+
+def gsm8k(output: str, gold: str) -> float:
+    from verl.utils.reward_score import gsm8k as scorer
+
+    return float(scorer.compute_score(output, gold.replace(",", "")) or 0.0)
+
+
+SCORERS: dict[str, Scorer] = {
+    "reward": ours,
+    "math-verify": math_verify,
+    "verl prime_math": prime_math,
+    "verl math_reward": math_reward,
+    "verl math_dapo": math_dapo,
+    "verl gsm8k": gsm8k,
+}
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def measure(scorer: Scorer, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return error counts and latency in milliseconds of one scorer, one process, one thread."""
+    for row in rows[:3]:
+        scorer(row["output"], row["gold"])
+    scorer(r"\boxed{\sqrt{2}}", r"\sqrt{3}")
+    times, false_positives, false_negatives, exceptions = [], 0, 0, 0
+    for row in rows:
+        start = time.perf_counter()
+        try:
+            accepted = scorer(row["output"], row["gold"]) > 0.5
+        except Exception:
+            accepted, exceptions = False, exceptions + 1
+        times.append((time.perf_counter() - start) * 1e3)
+        false_positives += accepted and not row["expected"]
+        false_negatives += not accepted and row["expected"]
+    times.sort()
+    return {
+        "n": len(rows),
+        "fp": false_positives,
+        "fn": false_negatives,
+        "fn_rate": false_negatives / max(1, sum(row["expected"] for row in rows)),
+        "exceptions": exceptions,
+        "median_ms": statistics.median(times),
+        "p99_ms": times[min(len(times) - 1, int(0.99 * len(times)))],
+        "max_ms": times[-1],
+    }
+
+
+def _math_verify_chunk(pairs: list[tuple[str, str]]) -> int:
+    return sum(math_verify(output, gold) > 0.5 for output, gold in pairs)
+
+
+def throughput(pairs: list[tuple[str, str]], anchor_pairs: list[tuple[str, str]]) -> dict[str, float]:
+    """Return items per second of `verify_many` and of math-verify, both with two processes, start included."""
+    from reward import verify_many
+
+    result: dict[str, float] = {}
+    start = time.perf_counter()
+    verdicts = verify_many(pairs, workers=2, timeout_s=5.0)
+    result["reward_two_workers"] = len(pairs) / (time.perf_counter() - start)
+    result["slowest_s"] = max(verdict.elapsed_s for verdict in verdicts)
+    start = time.perf_counter()
+    verify_many(pairs[: len(pairs) // 2], workers=1, timeout_s=5.0)
+    result["reward_one_worker"] = (len(pairs) // 2) / (time.perf_counter() - start)
+    if available("math-verify"):
+        chunks = [anchor_pairs[i : i + 25] for i in range(0, len(anchor_pairs), 25)]
+        with ProcessPoolExecutor(2) as pool:
+            list(pool.map(_math_verify_chunk, [[(r"\boxed{1}", "1")]] * 4))
+            start = time.perf_counter()
+            list(pool.map(_math_verify_chunk, chunks))
+            result["math_verify_two_processes"] = len(anchor_pairs) / (time.perf_counter() - start)
+        result["ratio"] = result["reward_two_workers"] / result["math_verify_two_processes"]
+    return result
+
+
+def available(name: str) -> bool:
+    try:
+        SCORERS[name](r"\boxed{1}", "1")
+    except ImportError:
+        return False
+    return True
+
+
+def limits(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the slowest hostile item at timeout_s = 2, wall seconds (bar: below 2.4)."""
+    from reward import verify
+
+    hostile = [row for row in rows if row["category"] in ("bomb", "long", "malformed", "code_exec", "adversarial")]
+    return {"n": len(hostile), "slowest_s": max(verify(r["output"], r["gold"], timeout_s=2.0).elapsed_s for r in hostile)}
+
+
+def machine() -> dict[str, str]:
+    cpu = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    load = f"{os.getloadavg()[0]:.1f}"
+    return {"cpu": cpu, "cores": str(os.cpu_count()), "load": load, "python": platform.python_version(),
+            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=Path, default=Path("../shared/cases"))
+    parser.add_argument("--quick", action="store_true", help="an eighth of each set, 1,000 outputs for throughput")
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    options = parser.parse_args()
+    report: dict[str, Any] = {"machine": machine(), "sets": {}}
+    print(" | ".join(f"{k}: {v}" for k, v in report["machine"].items()))
+    scorers = {name: scorer for name, scorer in SCORERS.items() if available(name)}
+    missing = sorted(set(SCORERS) - set(scorers))
+    if missing:
+        print(f"not installed, left out: {', '.join(missing)}")
+    print("\n| set | scorer | n | FP | FN | FN % | exceptions | median ms | p99 ms | max ms |\n|" + " --- |" * 10)
+    mixed: list[tuple[str, str]] = []
+    for label, name in SETS.items():
+        rows = rows_of(options.cases / name)
+        random.Random(0).shuffle(rows)
+        mixed += [(row["output"], row["gold"]) for row in rows]
+        rows = rows[: len(rows) // 8] if options.quick else rows
+        for scorer_name, scorer in scorers.items():
+            m = measure(scorer, rows)
+            report["sets"].setdefault(label, {})[scorer_name] = m
+            print(f"| {label} | {scorer_name} | {m['n']} | {m['fp']} | {m['fn']} | {100 * m['fn_rate']:.1f} | {m['exceptions']} "
+                  f"| {m['median_ms']:.3f} | {m['p99_ms']:.2f} | {m['max_ms']:.0f} |", flush=True)  # fmt: skip
+    handed = rows_of(options.cases / "verifier_handed.jsonl")
+    mixed += [(row["output"], row["gold"]) for row in handed if row["category"] not in ("bomb", "long")]
+    rng = random.Random(0)
+    pairs = [rng.choice(mixed) for _ in range(1_000 if options.quick else 10_000)]
+    report["throughput"] = throughput(pairs, pairs[: 200 if options.quick else 1_000])
+    report["limits"] = limits(handed)
+    print("\nverify_many, items per second: " + ", ".join(f"{k} {v:.2f}" for k, v in report["throughput"].items()))
+    print(f"hostile items at timeout_s=2: {report['limits']['n']}, slowest {report['limits']['slowest_s']:.2f} s")
+    for label, found in report["sets"].items():
+        if "math-verify" in found:
+            a, b = found["math-verify"], found["reward"]
+            print(f"{label}: median {a['median_ms'] / b['median_ms']:.1f}x, p99 {a['p99_ms'] / b['p99_ms']:.1f}x faster than math-verify")
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

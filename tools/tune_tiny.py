@@ -1,0 +1,165 @@
+# Axes in this file: B responses, P prompt tokens, T response tokens, K listed entries, V vocabulary.
+"""Reinforcement learning on the tiny world in a plain loop: to choose settings before verl spends minutes on them.
+
+    python tools/tune_tiny.py --world outputs/tiny_world --seeds 0 1 2
+
+The loss is the one the recipes use, REINFORCE with a truncated weight under a trust-region mask, with the masks of
+`verl_plugins`; sampling, advantages and the loop are written out here. No verl, no Ray, no engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.tiny_world.parquet import Question, read_questions
+from tools.tiny_world.problems import TASKS
+from tools.tiny_world.sampling import Responses, accuracy, generate, grade, positions
+from tools.tiny_world.tokenizer import encode_prompt
+from verl_plugins.losses.trust_region import PRESETS, TrustRegion, resolve
+from verl_plugins.masks import (
+    anchor_log_tail,
+    keep_mask,
+    ratio_slope,
+    slope,
+    tail_square,
+    topk_forward_kl,
+    truncated_weight,
+)
+
+MAX_TOKENS = {"sum": 8, "chain": 130, "worded": 90}
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One choice of what a recipe sets; the names are verl's where verl has one."""
+
+    steps: int = 80
+    prompts: int = 16
+    samples: int = 8
+    mini_batches: int = 4
+    lr: float = 3e-4
+    loss_mode: str = "pdm_topk_kl"
+    delta: float = 0.05
+    topk: int = 20
+    loss_agg_mode: str = "token-mean"
+    norm_adv_by_std: bool = True
+    max_tokens: int = 8
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """The rollout policy at each response position: K listed entries, of which the sampled token is one."""
+
+    ids_BTK: Tensor
+    logp_BTK: Tensor
+    sampled_index_BT: Tensor
+
+
+def response_logp(model: PreTrainedModel, batch: Responses) -> Tensor:
+    """Log-probabilities over the vocabulary at each response position, in nats: logp_BTV."""
+    ids = torch.cat([batch.prompt_ids_BP, batch.response_ids_BT], 1)
+    mask = torch.cat([batch.prompt_mask_BP, batch.response_mask_BT], 1)
+    width = batch.response_ids_BT.shape[1]
+    output = model(ids, attention_mask=mask.long(), position_ids=positions(mask), logits_to_keep=width + 1)
+    return torch.log_softmax(output.logits[:, :-1].float(), -1)
+
+
+def listed(logp_BTV: Tensor, sampled_BT: Tensor, num_listed: int) -> Anchor:
+    """The K likeliest entries; a sampled token outside them replaces the last."""
+    logp_BTK, ids_BTK = logp_BTV.topk(num_listed, dim=-1)
+    outside_BT = (ids_BTK != sampled_BT[..., None]).all(-1)
+    ids_BTK[..., -1] = torch.where(outside_BT, sampled_BT, ids_BTK[..., -1])
+    return Anchor(ids_BTK, logp_BTV.gather(-1, ids_BTK), (ids_BTK == sampled_BT[..., None]).int().argmax(-1))
+
+
+def group_advantages(reward_B: Tensor, samples: int, by_std: bool) -> Tensor:
+    """GRPO advantages: reward minus the mean of its prompt's group, over the group's standard deviation or not."""
+    reward_GS = reward_B.view(-1, samples)
+    centred_GS = reward_GS - reward_GS.mean(1, keepdim=True)
+    return (centred_GS / (reward_GS.std(1, keepdim=True) + 1e-6) if by_std else centred_GS).flatten()
+
+
+def aggregate(loss_BT: Tensor, mask_BT: Tensor, mode: str) -> Tensor:
+    """Mean loss of a mini-batch, as verl's `agg_loss` does it; the norm is the padded width."""
+    loss_B = (loss_BT * mask_BT).sum(1)
+    if mode == "token-mean":
+        return loss_B.sum() / mask_BT.sum()
+    if mode == "seq-mean-token-sum-norm":
+        return loss_B.mean() / mask_BT.shape[1]
+    return (loss_B / mask_BT.sum(1).clamp_min(1)).mean()
+
+
+def masked_loss(
+    logp_BTV: Tensor, anchor: Anchor, advantage_BT: Tensor, mask_BT: Tensor, region: TrustRegion, mode: str
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of a mini-batch and what was masked in it."""
+    logq_BTK = logp_BTV.gather(-1, anchor.ids_BTK)
+    at = anchor.sampled_index_BT[..., None]
+    log_new_BT, log_anchor_BT = logq_BTK.gather(-1, at)[..., 0], anchor.logp_BTK.gather(-1, at)[..., 0]
+    laws = anchor.logp_BTK, logq_BTK.detach(), anchor_log_tail(anchor.logp_BTK), anchor_log_tail(logq_BTK)
+    divergence_BT = topk_forward_kl(*laws)
+    if region.direction == "predicted":
+        square_BT = tail_square("aggregated", laws[3], logp_BTV.shape[-1] - anchor.ids_BTK.shape[-1])
+        slope_BT = slope("topk_forward_kl", *laws, square_BT, anchor.sampled_index_BT)
+    else:
+        slope_BT = ratio_slope(log_anchor_BT, log_new_BT)
+    keep_BT = keep_mask(divergence_BT, slope_BT, advantage_BT, region.delta)
+    weight_BT = truncated_weight(log_new_BT - log_anchor_BT, region.truncation) * keep_BT
+    loss = aggregate(-advantage_BT * weight_BT * log_new_BT, mask_BT, mode)
+    masked_BT, count = (~keep_BT & mask_BT).float(), mask_BT.sum()
+    return loss, {
+        "masked_share": float(masked_BT.sum() / count),
+        "masked_share_positive": float((masked_BT * (advantage_BT > 0)).sum() / count),
+        "divergence_mean": float((divergence_BT * mask_BT).sum() / count),
+        "divergence_p95": float(divergence_BT[mask_BT].quantile(0.95)),
+    }
+
+
+def train_step(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    optimizer: torch.optim.Optimizer,
+    questions: list[Question],
+    settings: Settings,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """One batch: sample, grade, then one update per mini-batch."""
+    region = resolve(settings.loss_mode, delta=settings.delta)
+    repeated = [question for question in questions for _ in range(settings.samples)]
+    prompts = [encode_prompt(tokenizer, question.question) for question in repeated]
+    batch = generate(model, tokenizer, prompts, max_tokens=settings.max_tokens, generator=generator)
+    reward_B = grade(tokenizer, batch, repeated)
+    advantage_B = group_advantages(reward_B, settings.samples, settings.norm_adv_by_std)
+    with torch.no_grad():
+        anchor = listed(response_logp(model, batch), batch.response_ids_BT, settings.topk)
+    rows: list[dict[str, float]] = []
+    for part in torch.arange(len(repeated)).chunk(settings.mini_batches):
+        inputs = Responses(*(getattr(batch, name)[part] for name in Responses.__dataclass_fields__))
+        loss, row = masked_loss(
+            response_logp(model, inputs),
+            Anchor(anchor.ids_BTK[part], anchor.logp_BTK[part], anchor.sampled_index_BT[part]),
+            advantage_B[part, None].expand_as(inputs.response_mask_BT),
+            inputs.response_mask_BT,
+            region,
+            settings.loss_agg_mode,
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        row["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.step()
+        rows.append(row)
+    means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    return {"reward": float(reward_B.mean()), **means}
