@@ -16,16 +16,30 @@ _PLACEHOLDERS = frozenset(
      "the answer", "your_answer", r"your\_answer", "ans", r"\square", r"\cdot", r"\,", r"\quad", "_", "__", "___",
      "result", "value", "number", "solution", "expression", "n/a", "letter", "答案")
 )  # fmt: skip
-_NEGATED = re.compile(r"(?:\bnot|n't|\bnever|\\ne|\\neq|≠|\bnot equal to|\brather than|\binstead of|不是|并非|不等于)\s*(?:\bequal to\s*)?"
+_NEGATED = re.compile(r"(?:\bnot|n't|\bnever|\\ne|\\neq|≠|\bnot equal to|\brather than|\binstead of|不是|并非|"
+                      r"不等于)\s*(?:\bequal to\s*)?"
                       r"(?:\$+|\\\(|\\\[)?\s*$")  # fmt: skip
 _EXAMPLE = re.compile(
-    r"(?:\be\.g\.,?|\bfor example,?|\bfor instance,?|\bin the form(?: of)?|\bof the form|\bsuch as|\bin the format(?: of)?"
+    r"(?:\be\.g\.,?|\bfor example,?|\bfor instance,?|\bin the form(?: of)?|\bof the form|\bsuch as|\bin the "
+    r"format(?: of)?"
     r"|\bformatted as|\binstructions? (?:say|said|says)[^.\n]{0,40}|例如|比如|格式为|形如)\s*:?\s*(?:`|\"|'|\$+|\\\(|\\\[)?\s*$",
     re.IGNORECASE,
 )
 _BETWEEN = re.compile(
-    r"(?:[\s$.,;:&/|()\[\]{}~*]|\\[()\[\],;! ]|\\q?quad|\\(?:text|mathrm|lor|vee)(?![A-Za-z])|\bor\b|\band\b|\bmaybe\b|\bperhaps\b"
+    r"(?:\\[hv]space\*?\{[^{}]*\}|\\(?:text)?color\{[^{}]*\}|[\s$.,;:&/|()\[\]{}~*]|\\[()\[\],;! ]|\\q?quad|"
+    r"\\(?:text|mathrm|lor|vee)(?![A-Za-z])|\bor\b|\band\b|\bmaybe\b|\bperhaps\b"
     r"|\bpossibly\b|\beither\b|\balternatively\b|\balso\b|\bbut\b|或者?|和)*",
+    re.IGNORECASE,
+)
+
+
+_INSTRUCTION = re.compile(
+    r"\b(?:please|your)\b[^.\n]{0,60}\b(?:within|in|inside|as|using)\s*(?:\$|\\\()?\s*$", re.IGNORECASE
+)
+_DENIED_AFTER = re.compile(
+    r"[\s$)\]\\\"'`]*(?:(?:is|was)\s+(?:not\s+(?:the|a|an|correct|right|valid|my)\b|wrong|incorrect|invalid|false|"
+    r"excluded|impossible)"
+    r"|isn't\s+(?:the|correct|right|valid)\b|(?:cannot|can't|can not)\s+be\b|(?:as|is) an example|不对|不是答案|是错)",
     re.IGNORECASE,
 )
 
@@ -91,7 +105,9 @@ def is_placeholder(content: str) -> bool:
 def commits(text: str, box: Box) -> bool:
     """Return whether the words before a box present it as the answer: no negation, example or quotation."""
     before = text[max(0, box.start - 80) : box.start]
-    if is_placeholder(box.content) or _NEGATED.search(before) or _EXAMPLE.search(before):
+    if is_placeholder(box.content) or any(p.search(before) for p in (_NEGATED, _EXAMPLE, _INSTRUCTION)):
+        return False
+    if _DENIED_AFTER.match(text, box.end, box.end + 80):
         return False
     return not _quoted(text, box)
 

@@ -14,7 +14,8 @@ from reward.extract import option_letter
 from reward.grammar import read
 from reward.lex import Unparsable
 from reward.nodes import Node
-from reward.structure import prepare, same_answer
+from reward.prepare import prepare
+from reward.structure import same_answer
 from reward.text import canonical, tidy, trim, word_key
 from reward.verdict import Status
 
@@ -179,6 +180,20 @@ def _trees(spelled: str, gold: str) -> Decision:
     if outcome.same is None:
         return Decision("unparsable", f"undecided: {outcome.rule}")
     return Decision("correct" if outcome.same else "wrong", outcome.rule)
+
+
+_OPERATORS = re.compile(r"\\(?:int|lim|sum|prod)(?![A-Za-z])|\\frac\s*\{\s*d\s*\}\s*\{\s*d[a-z]\s*\}|∫|∑|∏")
+_CONSTANT_BOUNDS = re.compile(r"\\(?:sum|prod)\s*_\s*\{\s*[a-z]\s*=\s*-?[0-9]+\s*\}\s*\^\s*(?:\{\s*[0-9]+\s*\}|[0-9])")
+
+
+def restates(answer: str, gold: str) -> bool:
+    """Return whether an answer leaves an integral, limit, derivative or series standing that the gold does not have.
+
+    Copying the problem's own operator would otherwise earn the reward of evaluating it. A finite sum with constant
+    bounds counts as arithmetic.
+    """
+    left = _CONSTANT_BOUNDS.sub("", tidy(answer))
+    return _OPERATORS.search(left) is not None and _OPERATORS.search(tidy(gold)) is None
 
 
 def sympy_texts(answer: str, gold: str) -> tuple[str, str] | None:

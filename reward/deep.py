@@ -11,11 +11,13 @@ from typing import Any
 
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\[,;:! ]|[0-9]+(?:\.[0-9]+)?|[A-Za-z]|[-+*/^_(){}\[\]=!|' ]|\.")
 _COMMANDS = frozenset(
-    "frac sqrt int lim sum prod infty to rightarrow pi sin cos tan cot sec csc arcsin arccos arctan ln log exp cdot times left right "
+    "frac sqrt int lim sum prod infty to rightarrow pi sin cos tan cot sec csc arcsin arccos arctan ln log exp cdot "
+    "times left right "
     "alpha beta gamma theta lambda mu phi omega sinh cosh tanh , ; : ! ".split()
 )
 _TRIGGERS = re.compile(
-    r"\\(?:int|lim)(?![A-Za-z])|\\(?:sum|prod)(?![A-Za-z])[^=]{0,40}=[^\\]{0,20}\^\s*\{?\s*\\infty|\\frac\s*\{\s*d\s*\}\s*\{\s*d[a-z]\s*\}"
+    r"\\(?:int|lim)(?![A-Za-z])|\\(?:sum|prod)(?![A-Za-z])[^=]{0,40}=[^\\]{0,20}\^\s*\{?\s*\\infty|"
+    r"\\frac\s*\{\s*d\s*\}\s*\{\s*d[a-z]\s*\}"
 )
 _MAX_CHARS = 400
 _TOWER = re.compile(r"\^\s*\{?[^{}]{0,20}\^[^{}]{0,20}\^")

@@ -18,23 +18,36 @@ class Found(NamedTuple):
 
 
 _THINK = re.compile(
-    r"<(?P<close>/?)(?:think|thinking|thought|reasoning|scratchpad|reflection)>|<\|(?P<begin>begin|end)_of_thought\|>|\[(?P<slash>/?)THINK\]"
+    r"<(?P<close>/?)(?:think|thinking|thought|reasoning|scratchpad|reflection)>|<\|(?P<begin>begin|"
+    r"end)_of_thought\|>|\[(?P<slash>/?)THINK\]"
     r"|◁(?P<tri>/?)think▷",
     re.IGNORECASE,
 )
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _COMMENT_LINE = re.compile(r"^[ \t]*%.*$", re.MULTILINE)
+_TEX_HIDDEN = re.compile(
+    r"\\iffalse(?![A-Za-z]).*?(?:\\fi(?![A-Za-z])|\Z)|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)", re.DOTALL
+)
 _PHANTOM = re.compile(r"\\[hv]?phantom\s*\{")
 _LABEL = re.compile(
-    r"(?:\b(?:answer|ans|(?:correct|right) (?:option|choice))\b[ \t]*(?:\([^()\n]{0,30}\)|(?:to|for) (?:the|this) (?:question|problem))?[*_`\"' \t]{0,6}"
-    r"(?:(?:is|are|was|equals|would be|will be|must be|should be)\b(?:\s+(?:therefore|thus|simply|just|exactly|indeed|now|hence|then)\b)?"
+    r"(?:\b(?:answer|ans|(?:correct|right) (?:option|choice))\b[ \t]*(?:\([^()\n]{0,30}\)|(?:to|for) (?:the|this) "
+    r"(?:question|problem))?[*_`\"' \t]{0,6}"
+    r"(?:(?:is|are|was|equals|would be|will be|must be|should be)\b(?:\s+(?:therefore|thus|simply|just|exactly|"
+    r"indeed|now|hence|then)\b)?"
     r"[*_ \t]{0,4}[:=]?|[:=：])"
     r"|答案(?:[是为]|应为|应该是|应是|等于)?[*_ ]{0,4}[:：]?|(?:^|\n)[#* \t]{0,8}final answer[#*: \t]{0,8}(?=\n))",
     re.IGNORECASE,
 )
+_SUPPOSED = re.compile(
+    r"\b(?:suppose|assume|assuming|if|say|says|said|claims?|whether|imagine|guess|hypothes\w+|were|"
+    r"think)\s+(?:that\s+)?"
+    r"(?:the\s+|my\s+|your\s+)?(?:final\s+|correct\s+)?$",
+    re.IGNORECASE,
+)
 _HASH = re.compile(r"#{4}(?!#)[ \t]*(?P<value>[^\n]{0,200})")
 _HASH_VALUE = re.compile(
-    r"[*\s]*(?:\\?\$|\\\(|[€£¥])?\s*[-+]?\s*(?:\\?\$|[€£¥])?\s*(?:[0-9][0-9,./ ]*|\.[0-9]+)\\?%?[ $]*[A-Za-z%°/.² ]{0,40}(?:\\\))?[*.\s]*"
+    r"[*\s]*(?:\\?\$|\\\(|[€£¥])?\s*[-+]?\s*(?:\\?\$|[€£¥])?\s*(?:[0-9][0-9,./ ]*|\.[0-9]+)\\?%?[ $]*[A-Za-z%°/.² "
+    r"]{0,40}(?:\\\))?[*.\s]*"
 )
 _NUMBERED_HEADING = re.compile(r"\s*[0-9]+[.):]\s+[A-Za-z]|\s*[0-9]+\s*[:)-]\s*[A-Za-z]")
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).){0,20000}?)</answer>", re.DOTALL | re.IGNORECASE)
@@ -44,12 +57,14 @@ _NEGATION = re.compile(
     r"(?:not\b|never\b|neither\b|unknown\b|unclear\b|n't\b|不是|并非)", re.IGNORECASE
 )  # fmt: skip
 _REMARKS = frozenset(
-    "correct right wrong incorrect unique verified clear obvious consistent confirmed reasonable valid simple as follows below "
+    "correct right wrong incorrect unique verified clear obvious consistent confirmed reasonable valid simple as "
+    "follows below "
     "positive negative invalid unknown".split()
 )
 _SENTENCE_END = re.compile(r"(?:[.。]|[?？])(?=[\s*]*(?:\s[A-Z#]|\s*$|\s*\n|[一-鿿]))|[。？]|!(?=\s+[A-Z])")
 _CLAUSE = re.compile(
-    r",?\s+(?:which|because|since|where|so that|thus|hence|therefore|I hope|as (?:required|desired|expected|needed|requested|shown|above))\b"
+    r",?\s+(?:which|because|since|where|so that|thus|hence|therefore|I hope|as (?:required|desired|expected|needed|"
+    r"requested|shown|above))\b"
     r"|,\s*(?:so|as|i\.e\.|altogether|in total|overall|respectively|assuming)\b|\s+(?:altogether|in total)\b|，",
     re.IGNORECASE,
 )
@@ -66,6 +81,8 @@ def visible(output: str) -> str:
         text = _without_thinking(text)
         if "<!--" in text:
             text = _COMMENT.sub(" ", text)
+    if "\\iffalse" in text or "{comment}" in text:
+        text = _TEX_HIDDEN.sub(" ", text)
     if "%" in text and "\\" in text:
         text = _COMMENT_LINE.sub("", text)
     if "phantom" in text:
@@ -181,6 +198,8 @@ def _labelled(text: str) -> Found | None:
             if label[0].endswith("答案"):
                 continue
             break
+        if _SUPPOSED.search(text, max(0, label.start() - 60), label.start()):
+            continue
         value = _label_value(text, label.end())
         if value is None:
             continue
@@ -235,24 +254,35 @@ def _bold_last_line(text: str) -> Found | None:
 
 
 _OPTION = re.compile(
-    r"(?:the |option |choice |answer )*(?:(?P<bracketed>[(\[]\s*(?P<a>[A-Ja-j])\s*[)\]])[.:]?|(?P<b>[A-J])(?P<mark>[).:])?)"
-    r"(?:\s*(?P<rest>\S.*))?", re.IGNORECASE | re.DOTALL
-)  # fmt: skip
-_HEDGE_START = re.compile(r"(?:or|and|,|/|;|nor|but|if|maybe|to|is|isn|not)\b|[,/;&|+=^_<>*-]|\\", re.IGNORECASE)
+    r"(?:the |option |choice |answer )*(?:(?P<bracketed>[(\[]\s*(?P<a>[A-Ja-j])\s*[)\]])[.:]?|"
+    r"(?P<b>[A-J])(?P<mark>[).:])?)"
+    r"(?:\s*(?P<rest>\S.*))?",
+    re.IGNORECASE | re.DOTALL,
+)
+_HEDGE_START = re.compile(r"(?:or|and|nor|but|if|maybe|to|is|isn|not)\b|[,/;&|+=^_<>*-]|\\", re.IGNORECASE)
+_SECOND_OPTION = re.compile(r"[(\[]\s*[A-Ja-j]\s*[)\]]|(?:^|[\s,;/])[A-J](?:[).:,;/]|$)|\b(?:or|nor)\b")
+_OPTION_STYLE = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|mathit|textit|boxed)\s*\{([^{}]*)\}")
 
 
 def option_letter(answer: str) -> str | None:
     """Return the option (upper case) that "B", "(b)", "B. text" or "\\textbf{(B)} 42" chooses, or None."""
-    plain = plain_unicode(answer)
-    plain = re.sub(r"\\(?:text|textbf|mathrm|mathbf|textrm|mbox|mathit|textit|boxed)\s*\{([^{}]*)\}", r" \1 ", plain)
+    if len(answer) > 500:
+        return None
+    plain = _OPTION_STYLE.sub(r" \1 ", plain_unicode(answer))
     plain = re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[ ,;!]|[$*{}`]|~", " ", plain).strip(" .")
     match = _OPTION.fullmatch(plain)
     if match is None:
         return None
     rest = match["rest"]
-    letter = match["a"] or match["b"]
-    if match["b"] and not match["b"].isupper():
+    letter: str = match["a"] or match["b"]
+    if match["b"] and not letter.isupper():
         return None
-    if rest and (not (match["bracketed"] or match["mark"]) or _HEDGE_START.match(rest)):
+    if rest and (not (match["bracketed"] or match["mark"]) or _HEDGE_START.match(rest) or _names_other(rest, letter)):
         return None
     return letter.upper()
+
+
+def _names_other(rest: str, letter: str) -> bool:
+    """Return whether the text after an option names a second option: a hedge, not a choice."""
+    found = _SECOND_OPTION.findall(rest)
+    return any(re.sub(r"[^A-Za-z]", "", mark).upper() != letter.upper() for mark in found)

@@ -184,7 +184,7 @@ class AnswerParser(ExpressionParser):
     def _unit_exponent(self) -> bool:
         following = self.tokens[self.index + 1 : self.index + 4]
         text = "".join(t.text for t in following)
-        return text.lstrip("{")[:1] in "23" or text.startswith("{-1") or text.startswith("{-2")
+        return text.lstrip("{")[:1] in "23" or text.startswith(("{-1", "{-2"))
 
     def _take_unit_exponent(self) -> str:
         self.take()

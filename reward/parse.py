@@ -320,6 +320,7 @@ class ExpressionParser:
         return self.atom()
 
     def based(self, value: Node, digits: str) -> Node:
+        """Read a subscript on a number as its base."""
         if not self.is_op("_"):
             return value
         self.take()
@@ -338,6 +339,7 @@ class ExpressionParser:
         return self.argument()
 
     def symbol(self, name: str) -> Node:
+        """Read a letter with its subscript: constant, unknown function or symbol."""
         if self.is_op("_"):
             self.take()
             return Node("sym", name=f"{name}_{self._subscript()}")

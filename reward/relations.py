@@ -20,7 +20,7 @@ class Solved(NamedTuple):
 
 
 class FalseRelation(ValueError):
-    """The answer states an equality between numbers that does not hold."""
+    """The answer states an equality between numbers that does not hold, or one that says nothing."""
 
 
 def is_label(node: Node) -> bool:
@@ -31,6 +31,8 @@ def is_label(node: Node) -> bool:
 
 
 def _is_flat(node: Node) -> bool:
+    if node.op == "abs":  # |AB| names a length; |x| = 5 is an equation
+        return all(part.name[:1].isupper() for part in walk(node) if part.op == "sym")
     return node.op != "call" or all(arg.op in ("sym", "num") for arg in node.args)
 
 
@@ -49,6 +51,8 @@ def solve(node: Node) -> Solved | None:
         if not is_label(exact_part[-1]):
             _check_about(exact_part[-1], about)
             sides = exact_part
+    if len(sides) > 1 and all(side == sides[0] for side in sides):
+        raise FalseRelation  # a tautology says nothing
     labels = tuple(side for side in sides if is_label(side))
     values = [side for side in sides if not is_label(side)]
     if not values:

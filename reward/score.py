@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from reward import limits
-from reward.compare import Decision, compare, gold_problem, reduce_gold, sympy_texts
+from reward.compare import Decision, compare, gold_problem, reduce_gold, restates, sympy_texts
 from reward.extract import Found, find, option_letter
 from reward.isolate import shared_pool
 from reward.verdict import TASKS, Task, Verdict
@@ -153,9 +153,13 @@ def _one(found: Found, gold: str, task: str, deep: Deep) -> Decision:
 
 def _compared(answer: str, gold: str, task: str, deep: Deep) -> Decision:
     decision = compare(answer, gold, task)
+    if decision.status == "correct" and decision.rule != "text" and restates(answer, gold):
+        return Decision("wrong", "unevaluated: the operator of the problem, not its value")
     undecided = decision.status not in ("correct", "wrong") or decision.rule.endswith("undefined")
     if undecided and task == "math":
         texts = sympy_texts(answer, gold)
+        if texts is not None and restates(answer, gold):
+            return Decision("wrong", "unevaluated: the operator of the problem, not its value")
         if texts is not None:
             return deep(*texts)
     return decision

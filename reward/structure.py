@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from reward import limits, relations, sets, words
 from reward.equal import SCALAR_OPS, Outcome, scalar_equal
 from reward.nodes import Node, num, walk
+from reward.prepare import prepare
 from reward.relations import FalseRelation
 from reward.text import word_key
 
@@ -24,106 +27,20 @@ def same_answer(answer: Node, gold: Node) -> Outcome:
         return Outcome(False, "false relation")
 
 
-def prepare(node: Node) -> Node:
-    """Move units, percent and degree marks to the outside and expand plus-minus into a list."""
-    if node.op == "neg":
-        inner = prepare(node.args[0])
-        if inner.op == "unit":
-            return Node("unit", (Node("neg", inner.args),), inner.name)
-    if node.op == "percent":
-        return Node("unit", node.args, "percent")
-    if node.op == "deg":
-        return Node("unit", node.args, "degree")
-    if (
-        node.op == "add"
-        and len(node.args) == 2
-        and node.args[1].op == "neg"
-        and node.args[0].op in ("set", "builder", "named")
-    ):
-        return Node("minus", (node.args[0], node.args[1].args[0]))
-    if node.op == "text":
-        key = node.name.lower()
-        if key in words.CONSTANT_WORDS and words.CONSTANT_WORDS[key] == "inf":
-            return Node("inf")
-        if len(node.name) == 1:
-            return Node("sym", name=node.name)
-        if word_key(key) in words.ALL_REALS:
-            return Node("named", name="R")
-        if "empty set" in key and len(key) < 16:
-            return Node("set")
-    if (
-        node.op == "mul"
-        and len(node.args) == 2
-        and node.args[0].op == "sym"
-        and node.args[0].name.isupper()
-        and node.args[1].op == "tuple"
-    ):
-        return node.args[1]  # a named point, A(1, 2)
-    if node.op == "base":
-        digits, _, base = node.name.rpartition("_")
-        if base == "10" and digits.isdigit():
-            return num(int(digits))
-    if node.op == "unit" and node.args[0].op in ("percent", "deg"):
-        return prepare(node.args[0])
-    if node.op in SCALAR_OPS and any(part.op in ("pm", "mp") for part in walk(node)):
-        return Node("list", tuple(expand_signs(node)), "pm")
-    return node
-
-
-def expand_signs(node: Node) -> list[Node]:
-    """Return the values of an expression with plus-minus signs; a minus-plus is tied to the plus-minus.
-
-    Raises:
-        BoundError: too many signs.
-    """
-    signs = [part for part in walk(node) if part.op in ("pm", "mp")]
-    if len(signs) > limits.MAX_PLUS_MINUS:
-        raise limits.BoundError("too many plus-minus signs")
-    tied = any(part.op == "mp" for part in signs)
-    count = 1 if tied else len(signs)
-    return [_with_signs(node, [bool(code >> k & 1) for k in range(count)], tied, [0]) for code in range(2**count)]
-
-
-def _with_signs(node: Node, minus: list[bool], tied: bool, seen: list[int]) -> Node:
-    if node.op in ("pm", "mp"):
-        flip = minus[0 if tied else seen[0]] != (node.op == "mp")
-        seen[0] += 1
-        inner = _with_signs(node.args[0], minus, tied, seen)
-        return Node("neg", (inner,)) if flip else inner
-    return Node(node.op, tuple(_with_signs(arg, minus, tied, seen) for arg in node.args), node.name, node.value)
-
-
 def _same(a: Node, g: Node) -> Outcome:
     limits.check_time()
-    if a.op == "text" or g.op == "text":
-        return Outcome(a.op == g.op and same_words(a.name, g.name), "words")
-    if a.op == "unit" or g.op == "unit":
-        return _units(a, g)
-    if _has_equality(a) or _has_equality(g):
-        return _equations(a, g)
-    if a.op == "matrix" or g.op == "matrix" or _holds_matrix(a) or _holds_matrix(g):
-        return _matrices(a, g)
-    if a.op in ("list", "set") and g.op in ("list", "set"):
-        found = _collections(a, g)
-        if found.same or not _relational(a, g):
-            return found
-    if {a.op, g.op} == {"list", "tuple"} and _relational(a, g):
-        listed = _assigned(a if a.op == "list" else g)
-        if listed is not None:
-            return _same(*((listed, g) if a.op == "list" else (a, listed)))
-    if a.op == "tuple" and g.op == "tuple":
-        return _tuples(a, g)
-    if a.op in _SET_LIKE and g.op in _SET_LIKE:
-        return _sets(a, g)
-    if "ratio" in (a.op, g.op):
-        return _ratios(a, g)
-    if "base" in (a.op, g.op):
-        return Outcome(a.op == g.op and _base_value(a) == _base_value(g), "base")
-    if _residue(a) or _residue(g):
-        return _residues(a, g)
-    if a.op in SCALAR_OPS and g.op in SCALAR_OPS:
-        return scalar_equal(a, g)
+    for applies, compare in _KINDS:
+        if applies(a, g):
+            return compare(a, g)
     return Outcome(a == g, "structure")
+
+
+def _either(op: str) -> Callable[[Node, Node], bool]:
+    return lambda a, g: op in (a.op, g.op)
+
+
+def _both(ops: frozenset[str]) -> Callable[[Node, Node], bool]:
+    return lambda a, g: a.op in ops and g.op in ops
 
 
 def same_words(answer: str, gold: str) -> bool:
@@ -229,6 +146,14 @@ def _tuples(a: Node, g: Node) -> Outcome:
     return _elementwise(a.args, g.args, "tuple")
 
 
+def _point_and_list(a: Node, g: Node) -> Outcome:
+    """Compare "x = 1, y = 2" with the point (1, 2)."""
+    listed = _assigned(a if a.op == "list" else g)
+    if listed is None:
+        return _sets(a, g)
+    return _tuples(listed, g) if a.op == "list" else _tuples(a, listed)
+
+
 def _assigned(node: Node) -> Node | None:
     """Return the point that "x = 1, y = 2" names; the letters must stand in alphabetical order."""
     solved = [relations.solve(arg) if _has_equality(arg) else None for arg in node.args]
@@ -296,6 +221,11 @@ def _distinct(items: list[Node]) -> list[Node]:
         if not any(_same(item, other).same for other in kept):
             kept.append(item)
     return kept
+
+
+def _lists(a: Node, g: Node) -> Outcome:
+    found = _collections(a, g)
+    return found if found.same or not _relational(a, g) else _sets(a, g)
 
 
 def _relational(a: Node, g: Node) -> bool:
@@ -385,3 +315,29 @@ def _residues(a: Node, g: Node) -> Outcome:
         return Outcome(False, "residue class")
     gap = Node("add", (a.args[0], Node("neg", (g.args[0],))))
     return Outcome(scalar_equal(Node("mod", (gap, a.args[1]), "value"), num(0)).same, "residue class")
+
+
+def _words(a: Node, g: Node) -> Outcome:
+    return Outcome(a.op == g.op and same_words(a.name, g.name), "words")
+
+
+def _bases(a: Node, g: Node) -> Outcome:
+    return Outcome(a.op == g.op and _base_value(a) == _base_value(g), "base")
+
+
+_Applies = Callable[[Node, Node], bool]
+_Compare = Callable[[Node, Node], Outcome]
+_KINDS: tuple[tuple[_Applies, _Compare], ...] = (
+    (_either("text"), _words),
+    (_either("unit"), _units),
+    (lambda a, g: _has_equality(a) or _has_equality(g), _equations),
+    (lambda a, g: any(x.op == "matrix" or _holds_matrix(x) for x in (a, g)), _matrices),
+    (_both(frozenset(("list", "set"))), _lists),
+    (lambda a, g: {a.op, g.op} == {"list", "tuple"} and _relational(a, g), _point_and_list),
+    (_both(frozenset(("tuple",))), _tuples),
+    (_both(_SET_LIKE), _sets),
+    (_either("ratio"), _ratios),
+    (_either("base"), _bases),
+    (lambda a, g: _residue(a) or _residue(g), _residues),
+    (_both(SCALAR_OPS), scalar_equal),
+)

@@ -19,7 +19,8 @@ _SYMBOLS = {
     "∩": r"\cap ", "∈": r"\in ", "∉": r"\notin ", "∅": r"\emptyset ", "∖": r"\setminus ", "°": r"^\circ ",
     "º": r"^\circ ", "∘": r"\circ ", "√": r"\surd ", "⁄": "/", "∕": "/", "…": r"\ldots ", "⋯": r"\ldots ", "′": "'",
     "’": "'", "‘": "'", "“": '"', "”": '"', "⟨": r"\langle ", "⟩": r"\rangle ", "〈": r"\langle ", "〉": r"\rangle ",
-    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "⌊": r"\lfloor ",
+    "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
+    "⌊": r"\lfloor ",
     "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∑": r"\sum ", "∏": r"\prod ", "∫": r"\int ", "，": ",",
     "、": ",", "。": ".", "；": ";", "：": ":", "→": r"\to ", "∠": r"\angle ", "∣": "|", "≅": r"\cong ", "∧": r"\wedge ",
     "％": "%", "∀": r"\forall ", "∃": r"\exists ", "￥": "¥", "＄": r"\$",
@@ -153,7 +154,8 @@ def _trim_end(text: str) -> str:
     return stripped
 
 
-_WRAPPER = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit|textrm|mathbf|mathit|mathsf|texttt|emph|boldsymbol|bm|mathnormal"
+_WRAPPER = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit|textrm|mathbf|mathit|mathsf|texttt|emph|boldsymbol|bm|"
+                      r"mathnormal"
                       r"|operatorname|textsf|hbox)\s*\{([^{}]*)\}")  # fmt: skip
 _SPACE_AT_MARK = re.compile(r"\s+(?![A-Za-z0-9\\])|(?<![A-Za-z0-9\s])\s+(?![0-9])")
 _BRACED_ATOM = re.compile(r"(?<=[\^_])\{([A-Za-z0-9])\}")

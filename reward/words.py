@@ -28,11 +28,13 @@ CONNECTIVES = {
 }
 # Short words that are never a product of variables.
 STOP_WORDS = frozenset(
-    "a an the no on is it at to in as of if so do go he me we us up by my be am not yes odd even one two six ten all for "
+    "a an the no on is it at to in as of if so do go he me we us up by my be am not yes odd even one two six ten "
+    "all for "
     "any are but can did few has how its let may non nor now our out own put say see set she too was way who why you".split()
 )
 _UNIT_NAMES = {
-    "cm": "cm centimeter centimetre", "mm": "mm millimeter millimetre", "m": "m meter metre", "km": "km kilometer kilometre",
+    "cm": "cm centimeter centimetre", "mm": "mm millimeter millimetre", "m": "m meter metre",
+    "km": "km kilometer kilometre",
     "in": "in inch inches", "ft": "ft foot feet", "yd": "yd yard", "mi": "mi mile", "g": "g gram gramme",
     "kg": "kg kilogram", "mg": "mg milligram", "lb": "lb lbs pound", "oz": "oz ounce", "s": "s sec second",
     "min": "min minute", "h": "h hr hrs hour", "day": "day", "week": "week", "month": "month", "year": "yr year",
@@ -40,7 +42,8 @@ _UNIT_NAMES = {
     "cent": "cent", "euro": "euro EUR", "percent": "percent pct", "degree": "degree deg", "rad": "rad radian",
     "mph": "mph", "hz": "Hz hertz", "j": "J joule", "kj": "kJ", "n": "N newton", "w": "W watt",
     "kw": "kW", "v": "V volt", "pa": "Pa", "kpa": "kPa", "k": "K kelvin", "mol": "mol mole", "unit": "unit units",
-    "square": "square sq", "cubic": "cubic cu", "per": "per", "kph": "kph", "yuan": "yuan RMB", "rupee": "rupee Rs", "acre": "acre",
+    "square": "square sq", "cubic": "cubic cu", "per": "per", "kph": "kph", "yuan": "yuan RMB", "rupee": "rupee Rs",
+    "acre": "acre",
     "point": "point pt pts", "people": "people person", "ev": "eV", "erg": "erg", "a": "A ampere", "c": "C",
     "nm": "nm nanometer", "um": "um micrometer", "angstrom": "angstrom", "amu": "amu", "solar": "solar",
 }  # fmt: skip
@@ -71,7 +74,8 @@ MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion":
 # A number followed by one of these is no number with a unit: it denies, doubts, changes or chooses.
 NOT_A_UNIT = frozenset(
     "is isn isnt are was not no never none wrong incorrect false invalid or and maybe perhaps possibly either neither "
-    "but than less more greater fewer minus plus times over divided squared cubed factorial half third quarter mod modulo "
+    "but than less more greater fewer minus plus times over divided squared cubed factorial half third quarter mod "
+    "modulo "
     "approximately about roughly around almost nearly between from to through least most other another except unless "
     "if when where with for all any some each every unknown undefined something answer solution true correct "
     "base power root raised percentage negative positive rejected excluded hundred thousand million billion trillion "

@@ -50,7 +50,7 @@ def stub_files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="session")
 def composed(stub_files: list[str]) -> Callable[..., object]:
     """`composed(name)`: a fresh copy of the shipped recipe, as verl would get it, with the stub files."""
-    import verl  # noqa: F401  loads the plugin as verl does
+    import verl  # noqa: F401 - loads the plugin as verl does
 
     from verl_plugins.compose import compose
     from verl_plugins.launch import find_recipe

@@ -109,5 +109,5 @@ def worker(rank, port, tp, cp, fp8, tail, temperature):
     for i, ((prompt_len, _), want) in enumerate(zip(LENGTHS, expected(batch, region, temperature), strict=True)):
         for name, value in want.named():
             got = unpacked[name][i][prompt_len - 1 : -1]
-            torch.testing.assert_close(got, value, atol=5e-6, rtol=2e-5, msg=lambda m, name=name: f"{name}: {m}")
+            torch.testing.assert_close(got, value, atol=3e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
     dist.destroy_process_group()

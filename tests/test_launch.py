@@ -17,6 +17,7 @@ from verl_plugins.launch import (
     translate,
 )
 
+MINE = "trainer: {experiment_name: mine}\n"
 RECIPE = "defaults: [ppo_trainer, _self_]\n"
 
 
@@ -86,7 +87,8 @@ def test_nothing_is_translated_without_the_flag(words: list[str]) -> None:
         (["--config", "zzzzzz"], "Shipped: "),
         (["--config", "."], "is a folder"),
         (["--config", "/nowhere/tiny_pdm.yaml"], "is not there"),
-        (["--config", ""], "is not there"),
+        (["--config", ""], "--config needs a recipe"),
+        (["--config="], "is a folder"),
     ],
 )
 def test_mistakes_are_answered(in_folder: Path, words: list[str], says: str) -> None:
@@ -98,8 +100,8 @@ def test_mistakes_are_answered(in_folder: Path, words: list[str], says: str) -> 
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.txt", RECIPE, "Hydra reads .yaml files only, got '.txt'"),
-        ("a.yml", RECIPE, "Hydra reads .yaml files only, got '.yml'"),
+        ("a.txt", RECIPE, "Hydra reads .yaml files only, got suffix '.txt'"),
+        ("a.yml", RECIPE, "Hydra reads .yaml files only, got suffix '.yml'"),
         ("a.yaml", "defaults: [a\n b: c", "not YAML"),
         ("a.yaml", "trainer: {nnodes: 1}\n", "starts with `defaults: [ppo_trainer, _self_]`"),
         ("a.yaml", "- a\n- b\n", "starts with `defaults:"),
@@ -120,8 +122,17 @@ def test_binary_content_is_refused(in_folder: Path) -> None:
         find_recipe("a.yaml")
 
 
+@pytest.mark.parametrize("start", ["tiny_pdm", "tiny_dppo"])
+def test_a_recipe_that_starts_from_its_own_name_is_refused(in_folder: Path, start: str) -> None:
+    write(in_folder / "tiny_pdm.yaml", f"defaults: [{start}, _self_]\n")
+    with pytest.raises(RecipeError, match="starts from a recipe named 'tiny_pdm', which is its own name"):
+        find_recipe("tiny_pdm.yaml")
+    write(in_folder / "mine.yaml", f"defaults: [{start}, override model_engine: dp, _self_]\n")
+    assert find_recipe("mine") == in_folder / "mine.yaml"
+
+
 def test_a_name_of_verls_own_is_refused(in_folder: Path) -> None:
-    import verl  # noqa: F401  the names are known once verl is there
+    import verl  # noqa: F401 - the names are known once verl is there
 
     write(in_folder / "ppo_trainer.yaml")
     with pytest.raises(RecipeError, match="verl has a configuration named 'ppo_trainer'"):
@@ -168,12 +179,12 @@ def run_main_ppo(*words: str, cwd: Path, **variables: str) -> subprocess.Complet
 
 
 def test_the_users_own_file_of_a_shipped_name_runs_beside_hydras_flags(tmp_path: Path) -> None:
-    write(tmp_path / "runs" / "tiny_pdm.yaml", "defaults: [tiny_dppo, _self_]\ntrainer: {experiment_name: mine}\n")
+    write(tmp_path / "runs" / "tiny_pdm.yaml", "defaults: [ppo_trainer, _base/plugin, _self_]\n" + MINE)
     done = run_main_ppo("--config", "runs/tiny_pdm.yaml", "trainer.project_name=typed", "--cfg", "job", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "  experiment_name: mine" in done.stdout
     assert "  project_name: typed" in done.stdout
-    assert "loss_mode: dppo_topk_kl" in done.stdout  # of the shipped recipe that it starts from
+    assert "_target_: verl_plugins.config.PolicyLoss" in done.stdout  # of the shipped part that it starts from
 
 
 def test_a_wrong_path_ends_the_program_with_the_reason(tmp_path: Path) -> None:

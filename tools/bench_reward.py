@@ -148,7 +148,10 @@ def limits(rows: list[dict[str, Any]]) -> dict[str, float]:
     from reward import verify
 
     hostile = [row for row in rows if row["category"] in ("bomb", "long", "malformed", "code_exec", "adversarial")]
-    return {"n": len(hostile), "slowest_s": max(verify(r["output"], r["gold"], timeout_s=2.0).elapsed_s for r in hostile)}
+    return {
+        "n": len(hostile),
+        "slowest_s": max(verify(r["output"], r["gold"], timeout_s=2.0).elapsed_s for r in hostile),
+    }
 
 
 def machine() -> dict[str, str]:
@@ -184,7 +187,8 @@ def main() -> int:
         for scorer_name, scorer in scorers.items():
             m = measure(scorer, rows)
             report["sets"].setdefault(label, {})[scorer_name] = m
-            print(f"| {label} | {scorer_name} | {m['n']} | {m['fp']} | {m['fn']} | {100 * m['fn_rate']:.1f} | {m['exceptions']} "
+            print(f"| {label} | {scorer_name} | {m['n']} | {m['fp']} | {m['fn']} | {100 * m['fn_rate']:.1f} | "
+                  f"{m['exceptions']} "
                   f"| {m['median_ms']:.3f} | {m['p99_ms']:.2f} | {m['max_ms']:.0f} |", flush=True)  # fmt: skip
     handed = rows_of(options.cases / "verifier_handed.jsonl")
     mixed += [(row["output"], row["gold"]) for row in handed if row["category"] not in ("bomb", "long")]
@@ -197,7 +201,10 @@ def main() -> int:
     for label, found in report["sets"].items():
         if "math-verify" in found:
             a, b = found["math-verify"], found["reward"]
-            print(f"{label}: median {a['median_ms'] / b['median_ms']:.1f}x, p99 {a['p99_ms'] / b['p99_ms']:.1f}x faster than math-verify")
+            print(
+                f"{label}: median {a['median_ms'] / b['median_ms']:.1f}x, p99 {a['p99_ms'] / b['p99_ms']:.1f}x "
+                f"faster than math-verify"
+            )
     if options.json:
         options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     return 0

@@ -21,15 +21,22 @@ from reward import verify
 from reward.verdict import TASKS
 
 ATOMS = (
-    r"\frac{ \frac \sqrt{ \sqrt[3]{ \boxed{ \fbox{ \boxed { } ( ) [ ] \{ \} | ^ ^{ _ _{ + - * / = < > \le \ne , ; : ! ' % \% $ \$ & \\ "
-    r"\left \right \text{ \mathrm{ \mathbf{ \pi \infty \pm \mp \cup \cap \setminus \in \mathbb{R} \emptyset \sin \cos \tan \log \ln "
-    r"\log_2 \exp \binom{ \sum_{k=1}^{ \prod_{k=1}^{ \int_0^1 \lim_{x\to0} dx \overline{ \dot \circ ^\circ \angle \langle \rangle \lfloor "
-    r"\rfloor \begin{pmatrix} \end{pmatrix} \begin{cases} \pmod \bmod \approx \equiv \to \ldots \quad \, \! ~ or and not 或 i e x y n k f "
-    r"0 1 2 3 7 10 12 42 100 999 0.5 .5 1e9 1e999 10^{10^{10}} 9! 1,000 12,34 3\frac12 cm dollars is Answer: answer\ is #### </think> "
+    r"\frac{ \frac \sqrt{ \sqrt[3]{ \boxed{ \fbox{ \boxed { } ( ) [ ] \{ \} | ^ ^{ _ _{ + - * / = < > \le \ne , ; : "
+    r"! ' % \% $ \$ & \\ "
+    r"\left \right \text{ \mathrm{ \mathbf{ \pi \infty \pm \mp \cup \cap \setminus \in \mathbb{R} \emptyset \sin "
+    r"\cos \tan \log \ln "
+    r"\log_2 \exp \binom{ \sum_{k=1}^{ \prod_{k=1}^{ \int_0^1 \lim_{x\to0} dx \overline{ \dot \circ ^\circ \angle "
+    r"\langle \rangle \lfloor "
+    r"\rfloor \begin{pmatrix} \end{pmatrix} \begin{cases} \pmod \bmod \approx \equiv \to \ldots \quad \, \! ~ or "
+    r"and not 或 i e x y n k f "
+    r"0 1 2 3 7 10 12 42 100 999 0.5 .5 1e9 1e999 10^{10^{10}} 9! 1,000 12,34 3\frac12 cm dollars is Answer: "
+    r"answer\ is #### </think> "
     r"<think> <answer> </answer> **  ` ½ ² √ π ≤ ∞ （ ） ， 。 答案： 是 \phantom{ <!-- --> \u200b é 🙂"
 ).split()
-GOLDS = ("42", r"\frac{1}{2}", "x^2+1", r"\sqrt{2}", "(1,2)", r"\{1,2\}", "[0,1)", "B", r"\text{even}", "x=5", "2:3", "x>3",
-         "101_2", r"50\%", r"\pi", "1,2", r"\begin{pmatrix}1\\2\end{pmatrix}", "2x-y+3=0", "3+4i", r"\infty")  # fmt: skip
+GOLDS = ("42", r"\frac{1}{2}", "x^2+1", r"\sqrt{2}", "(1,2)", r"\{1,2\}", "[0,1)", "B", r"\text{even}", "x=5", "2:3",
+"x>3",
+         "101_2", r"50\%", r"\pi", "1,2", r"\begin{pmatrix}1\\2\end{pmatrix}", "2x-y+3=0", "3+4i",
+         r"\infty")  # fmt: skip
 
 
 def generated(rng: random.Random) -> str:
@@ -53,7 +60,9 @@ def mutated(rng: random.Random, corpus: list[str]) -> str:
         elif action == 2:
             text = text[:a] + text[a:b][:40] * rng.randint(2, 60) + text[b:]
         elif action == 3:
-            text = text[:a] + chr(rng.choice((0, 9, 92, 123, 125, 0x200B, 0xFF11, 0x1D7D8, 0xD7FF, 0x10FFFF))) + text[a:]
+            text = (
+                text[:a] + chr(rng.choice((0, 9, 92, 123, 125, 0x200B, 0xFF11, 0x1D7D8, 0xD7FF, 0x10FFFF))) + text[a:]
+            )
         else:
             other = rng.choice(corpus)
             text = text[:a] + other[-200:] + text[a:]
@@ -62,7 +71,9 @@ def mutated(rng: random.Random, corpus: list[str]) -> str:
 
 def children() -> int:
     """Return the number of child processes of this one."""
-    shown = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "comm="], capture_output=True, text=True, check=False)
+    shown = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "comm="], capture_output=True, text=True, check=False
+    )
     return sum(1 for line in shown.stdout.split("\n") if line and line != "ps")
 
 
@@ -71,7 +82,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--corpus", action="append", default=[], help="JSON Lines files with the fields output and gold")
+    parser.add_argument(
+        "--corpus", action="append", default=[], help="JSON Lines files with the fields output and gold"
+    )
     parser.add_argument("--limit-s", type=float, default=1.2, help="slowest item allowed without the sympy rung")
     options = parser.parse_args()
     rng = random.Random(options.seed)
@@ -101,7 +114,10 @@ def main() -> int:
         if verdict.status == "error" or spent > options.limit_s:
             found.append(f"{verdict.status} {verdict.rule} {spent:.2f}s: {output[-300:]!r} gold {gold!r} task {task}")
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start_kb) / 1024
-    print(f"{count} items in {options.seconds:.0f} s, slowest {slowest * 1e3:.0f} ms CPU, memory grew {grown:.0f} MiB, {children()} workers")
+    print(
+        f"{count} items in {options.seconds:.0f} s, slowest {slowest * 1e3:.0f} ms CPU, memory grew {grown:.0f} "
+        f"MiB, {children()} workers"
+    )
     print(dict(statuses))
     print("\n".join(found))
     return int(bool(found) or grown > 500)

@@ -137,7 +137,7 @@ def train_step(
     generator: torch.Generator,
 ) -> dict[str, float]:
     """One batch: sample, grade, then one update per mini-batch."""
-    region = resolve(settings.loss_mode, delta=settings.delta)
+    region = resolve(settings.loss_mode, delta=settings.delta if settings.loss_mode != "no_mask" else None)
     repeated = [question for question in questions for _ in range(settings.samples)]
     prompts = [encode_prompt(tokenizer, question.question) for question in repeated]
     batch = generate(model, tokenizer, prompts, max_tokens=settings.max_tokens, generator=generator)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 TRAINER_MODULE = "verl.trainer.main_ppo"
 _OWN_FLAGS = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
@@ -53,7 +54,7 @@ def find_recipe(name: str) -> Path:
     candidates = [typed, typed.with_name(typed.name + ".yaml")] if typed.name else []
     path = next((path for path in candidates if path.is_file()), None)
     if path is None and not typed.is_absolute():
-        shipped = recipes_dir() / (name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+        shipped = recipes_dir() / (name if name.endswith(".yaml") else f"{name}.yaml")
         path = shipped if shipped.is_file() else None
     if path is None:
         close = difflib.get_close_matches(typed.stem, recipe_names(), n=3, cutoff=0.4)
@@ -85,6 +86,28 @@ def _check_content(path: Path) -> None:
             f"--config {path}: verl has a configuration named {path.stem!r}, which Hydra would load instead. "
             "Rename the recipe."
         )
+    _refuse_cycle(path, content)
+
+
+def _refuse_cycle(path: Path, content: Mapping[str, Any]) -> None:
+    """A recipe hides the shipped one of its name, so it must not start from it: Hydra would recurse without end."""
+    import yaml
+
+    waiting, seen = _named_in_defaults(content), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name == path.stem:
+            raise RecipeError(
+                f"--config {path}: it starts from a recipe named {path.stem!r}, which is its own name. Rename the file."
+            )
+        shipped = recipes_dir() / f"{name}.yaml"
+        if name not in seen and shipped.is_file():
+            seen.add(name)
+            waiting += _named_in_defaults(yaml.safe_load(shipped.read_text(encoding="utf-8")))
+
+
+def _named_in_defaults(content: Mapping[str, Any]) -> list[str]:
+    return [item for item in content.get("defaults") or [] if isinstance(item, str)]
 
 
 def _verl_config_names() -> set[str]:
@@ -111,7 +134,7 @@ def translate(argv: list[str]) -> Path | None:
         raise RecipeError(f"--config and {rivals[0]} both name the configuration. Use one of them.")
     at = places[0]
     if argv[at] == "--config":
-        if at + 1 >= len(argv) or argv[at + 1].startswith("-") or "=" in argv[at + 1]:
+        if at + 1 >= len(argv) or argv[at + 1].startswith("-") or "=" in argv[at + 1] or not argv[at + 1]:
             raise RecipeError("--config needs a recipe: --config recipes/tiny_pdm.yaml, or --config tiny_pdm.")
         name, width = argv[at + 1], 2
     else:

@@ -23,6 +23,13 @@ COMPARE = ("algorithm.rollout_correction.bypass_mode=false",)
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 # Compared on the resumed run: sampling is seeded per request, so what differs is rounding of another batch order.
 RESUME_TOLERANCE = 1e-4
+COMPARED_ON_RESUME = (
+    "critic/score/mean",
+    "response_length/mean",
+    "actor/divergence_mean",
+    "actor/masked_share",
+    "actor/pg_loss",
+)
 
 
 def assert_probabilities_agree(rows):
@@ -63,13 +70,7 @@ def test_killed_run_resumes_where_it_was(world, tmp_path):
     assert sorted(rows) == [1, 2, 3, 4]
     assert "Resuming from" in resumed.log or "global_step_2" in resumed.log
     for step in rows:
-        for name in (
-            "critic/score/mean",
-            "actor/divergence_mean",
-            "actor/masked_share",
-            "actor/pg_loss",
-            "response_length/mean",
-        ):
+        for name in COMPARED_ON_RESUME:
             assert rows[step][name] == pytest.approx(whole[step][name], abs=RESUME_TOLERANCE), (step, name)
 
 

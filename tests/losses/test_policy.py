@@ -119,35 +119,24 @@ def test_bfloat16_log_probs_give_a_float32_weight():
     assert signals.observed["ratio"].dtype == torch.float32 and torch.isfinite(loss)
 
 
+NOTHING = (torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+
+
 def test_outside_our_engine_the_loss_says_so():
     with pytest.raises(RuntimeError, match="outside a verl_plugins engine"):
-        trust_region_loss(
-            torch.zeros(1, 1),
-            torch.zeros(1, 1),
-            torch.zeros(1, 1),
-            torch.ones(1, 1),
-            config=actor(loss_mode="pdm_topk_kl"),
-        )
+        trust_region_loss(*NOTHING, config=actor(loss_mode="pdm_topk_kl"))
 
 
 def test_verls_own_dataclass_is_refused():
     from verl.workers.config import PolicyLossConfig
 
     config = SimpleNamespace(policy_loss=PolicyLossConfig(loss_mode="pdm_topk_kl"), global_batch_info={})
-    with pytest.raises(TypeError, match="_target_=verl_plugins.config.PolicyLoss"):
-        trust_region_loss(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1), config=config)
+    with pytest.raises(TypeError, match=r"_target_=verl_plugins\.config\.PolicyLoss"):
+        trust_region_loss(*NOTHING, config=config)
 
 
 def test_importance_weights_and_rollout_anchor_are_refused_together():
-    with (
-        token_signals(TokenSignals(anchor_logp_BT=torch.zeros(1, 1))),
-        pytest.raises(ValueError, match="rollout_is=null"),
-    ):
-        trust_region_loss(
-            torch.zeros(1, 1),
-            torch.zeros(1, 1),
-            torch.zeros(1, 1),
-            torch.ones(1, 1),
-            config=actor(loss_mode="dppo_binary_kl"),
-            rollout_is_weights=torch.ones(1, 1),
-        )
+    config = actor(loss_mode="dppo_binary_kl")
+    signals = TokenSignals(anchor_logp_BT=torch.zeros(1, 1))
+    with token_signals(signals), pytest.raises(ValueError, match="rollout_is=null"):
+        trust_region_loss(*NOTHING, config=config, rollout_is_weights=torch.ones(1, 1))

@@ -37,6 +37,8 @@ def misjudged(rows: list[dict]) -> list[str]:
 
 @pytest.mark.parametrize("category", sorted(GROUPS))
 def test_every_case_of_a_kind(category, tmp_path):
+    if category == "calculus":
+        pytest.importorskip("latex2sympy2_extended")
     rows = [{**row, "output": row["output"].replace("CANARY_DIR", str(tmp_path))} for row in GROUPS[category]]
     assert misjudged(rows) == []
     assert list(tmp_path.iterdir()) == []  # no payload ran

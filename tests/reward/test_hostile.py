@@ -11,10 +11,13 @@ import pytest
 from reward import extract, verify
 
 TOWERS = [
-    r"10^{10^{10}}", r"9^{9^{9^{9}}}", "9**9**9**9", r"((9!)!)!", r"\binom{10^9}{5\cdot 10^8}", r"\sum_{k=1}^{10^{12}} k", "1e999999999",
-    r"(1+10^{-9})^{10^{12}}", r"\sum_{k=1}^{400}\sum_{j=1}^{400}\sum_{i=1}^{400} \sqrt{k+j+i}", r"\prod_{k=1}^{400} (k!)^{k}",
+    r"10^{10^{10}}", r"9^{9^{9^{9}}}", "9**9**9**9", r"((9!)!)!", r"\binom{10^9}{5\cdot 10^8}",
+    r"\sum_{k=1}^{10^{12}} k", "1e999999999",
+    r"(1+10^{-9})^{10^{12}}", r"\sum_{k=1}^{400}\sum_{j=1}^{400}\sum_{i=1}^{400} \sqrt{k+j+i}",
+    r"\prod_{k=1}^{400} (k!)^{k}",
     r"\sqrt{2}^{\sqrt{2}^{\sqrt{2}^{100000}}}", r"e^{e^{e^{e^{e}}}}", r"\sin(10^{10^{6}})", r"(a+b+c+d+e+f+g)^{100000}",
-    r"\{1,\{2,\{3,\{4\}\}\}\}", r"\pm 1 \pm 2 \pm 3 \pm 4 \pm 5 \pm 6", r"\log_2(\log_2(2^{2^{2^{40}}}))", r"\gamma!^{\pi!}!",
+    r"\{1,\{2,\{3,\{4\}\}\}\}", r"\pm 1 \pm 2 \pm 3 \pm 4 \pm 5 \pm 6", r"\log_2(\log_2(2^{2^{2^{40}}}))",
+    r"\gamma!^{\pi!}!",
     "x^{2305843009213693950}", r"1000000!-999999!",
 ]  # fmt: skip
 
@@ -34,8 +37,10 @@ def test_bombs_are_refused_quickly(formula):
 
 
 REPEATED = [
-    r"\boxed{", "{", "}", r"\frac", "Answer: ", "Answer: 41\n", "(", "[", r"\{", r"\left(", "answer is ", "#### ", "**", "<think>", "</think>",
-    "<answer>", "<!--", "%", r"\phantom{", "$", r"\boxed{1}", r"\boxed{1} or ", '"', "答案", "a", " ", "\n", "1,", r"\\", "<answer>1</answer>",
+    r"\boxed{", "{", "}", r"\frac", "Answer: ", "Answer: 41\n", "(", "[", r"\{", r"\left(", "answer is ", "#### ",
+    "**", "<think>", "</think>",
+    "<answer>", "<!--", "%", r"\phantom{", "$", r"\boxed{1}", r"\boxed{1} or ", '"', "答案", "a", " ", "\n", "1,",
+    r"\\", "<answer>1</answer>",
     "√", "²", "½", r"\text{", "!", "'", "^", "_", "1/", "-", r"\sqrt", r"\boxed 1 ", "final answer\n", "|",
 ]  # fmt: skip
 
@@ -68,8 +73,11 @@ def test_redundant_braces_are_read():
 
 
 def test_nothing_is_imported_that_is_heavy():
-    code = "import sys, reward; print([m for m in ('torch', 'verl', 'ray', 'sympy', 'numpy', 'mpmath') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = "import sys, reward; print([m for m in ('torch', 'verl', 'ray', 'sympy', 'numpy', 'mpmath') if m in "
+           "sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
 
 
 def test_non_text_output_is_no_answer():

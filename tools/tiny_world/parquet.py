@@ -48,7 +48,9 @@ def read_questions(path: Path) -> list[Question]:
     table = pq.read_table(path)
     missing = {"prompt", "reward_model"} - set(table.column_names)
     if missing:
-        raise ValueError(f"{path} lacks the columns {', '.join(sorted(missing))}; it has {', '.join(table.column_names)}")
+        raise ValueError(
+            f"{path} lacks the columns {', '.join(sorted(missing))}; it has {', '.join(table.column_names)}"
+        )
     return [
         Question(row["prompt"][-1]["content"], int(row["reward_model"]["ground_truth"]))
         for row in table.select(["prompt", "reward_model"]).to_pylist()

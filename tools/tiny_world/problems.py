@@ -177,9 +177,7 @@ def _chain_solution(problem: Problem, values: list[int]) -> str:
 
 def _worded_question(problem: Problem) -> str:
     name, noun, *phrases = problem.story
-    steps = [
-        f" {name} {phrase.format(abs(delta))}." for phrase, delta in zip(phrases, problem.deltas, strict=True)
-    ]
+    steps = [f" {name} {phrase.format(abs(delta))}." for phrase, delta in zip(phrases, problem.deltas, strict=True)]
     return f"{name} has {problem.start} {noun}.{''.join(steps)} How many {noun} are left?"
 
 

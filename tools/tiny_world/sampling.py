@@ -88,7 +88,12 @@ def generate(
     cache, tokens, lives = None, [], []
     for _ in range(max_tokens):
         output = model(
-            ids, attention_mask=mask.long(), position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1
+            ids,
+            attention_mask=mask.long(),
+            position_ids=position,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
         )
         cache, logits_BV = output.past_key_values, output.logits[:, -1].float()
         if temperature > 0:

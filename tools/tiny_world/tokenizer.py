@@ -42,7 +42,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     tokens += [f"<|spare_{index}|>" for index in range(spare)]
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(vocab) != VOCAB_SIZE:
-        raise ValueError(f"a word is listed twice in tools/tiny_world/words.py: {VOCAB_SIZE - len(vocab)} tokens collide")
+        raise ValueError(
+            f"a word is listed twice in tools/tiny_world/words.py: {VOCAB_SIZE - len(vocab)} tokens collide"
+        )
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"), to_bytes]

@@ -53,7 +53,8 @@ def mini_batch_metrics(
         "tail_mass_mean": "tail_mass",
     }
     sums.update({metric: joined[name] for metric, name in optional.items() if name in joined})
-    totals = torch.stack([torch.full((), float(len(divergence_N)), device=divergence_N.device)] + _sums(sums)).double()
+    count = torch.full((), float(len(divergence_N)), device=divergence_N.device)
+    totals = torch.stack([count, *(term_N.sum() for term_N in sums.values())]).double()
     if group is not None and dist.is_initialized() and dist.get_world_size(group) > 1:
         dist.all_reduce(totals, group=group)
     tails = torch.cat([_quantiles(divergence_N), _largest(divergence_N), _largest(joined["ratio"])])
@@ -63,10 +64,6 @@ def mini_batch_metrics(
     if first:
         metrics["actor/divergence_first"] = metrics["actor/divergence_mean"]
     return metrics
-
-
-def _sums(terms: Mapping[str, Tensor]) -> list[Tensor]:
-    return [term_N.sum() for term_N in terms.values()]
 
 
 def _quantiles(values_N: Tensor) -> Tensor:

@@ -30,11 +30,12 @@ def trust_region_loss(
 ) -> tuple[Tensor, dict[str, Any]]:
     """REINFORCE with a truncated importance weight, masked where the token would leave the trust region.
 
-    loss = -agg( A · sg(min(r, C)) · M · log q_a ), with r = q_a / p_a against the anchor and M from the region in force.
+    loss = -agg( A · sg(min(r, C)) · M · log q_a ), with r = q_a / p_a against the anchor and M of the region in force.
     Masked tokens stay in the denominator, as in DPPO's code: masking must not raise the step size of the others.
 
     Args:
-        old_log_prob: (B, T) log-probabilities verl calls old; the rollout's own in bypass mode. Read only by anchor=old.
+        old_log_prob: (B, T) log-probabilities verl calls old (the rollout's own in bypass mode). Not read: the engine
+            delivers the anchor's.
         log_prob: (B, T) log-probabilities being trained.
         advantages: (B, T).
         response_mask: (B, T) bool, true for tokens the policy generated.

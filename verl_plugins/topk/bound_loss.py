@@ -48,7 +48,8 @@ class BoundLoss:
         field = "rollout_log_probs" if self.region.anchor == "rollout" else "old_log_probs"
         if field not in data.keys():
             raise ValueError(
-                f"verl_plugins: {self.region.name} needs {field}. Set actor_rollout_ref.rollout.calculate_log_probs=true."
+                f"verl_plugins: {self.region.name} needs {field}. "
+                "Set actor_rollout_ref.rollout.calculate_log_probs=true."
             )
         return TokenSignals(anchor_logp_BT=data[field].to_padded_tensor(0.0).float())
 

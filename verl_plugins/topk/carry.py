@@ -103,6 +103,8 @@ class TopKAgentLoopOutput(AgentLoopOutput):
 class TopKAgentLoopWorker(_AgentLoopWorker):  # type: ignore[misc, valid-type]
     """verl's agent loop worker with a session around each sample."""
 
+    llm_client: Any
+
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         rollout = config.actor_rollout_ref.rollout
@@ -146,8 +148,9 @@ class TopKAgentLoopWorker(_AgentLoopWorker):  # type: ignore[misc, valid-type]
 
 def _with_lists(output: AgentLoopOutput, session: Session) -> TopKAgentLoopOutput:
     ids_TK, logps_TK = align_lists(session.turns, output.response_ids, output.response_mask)
-    copy = TopKAgentLoopOutput.model_construct(_fields_set=set(output.model_fields_set), **dict(output))
-    copy.extra_fields = {**output.extra_fields, TOPK_IDS: ids_TK, TOPK_LOGPROBS: logps_TK}
+    fields = dict(output)
+    fields["extra_fields"] = {**output.extra_fields, TOPK_IDS: ids_TK, TOPK_LOGPROBS: logps_TK}
+    copy: TopKAgentLoopOutput = TopKAgentLoopOutput.model_construct(set(output.model_fields_set), **fields)
     return copy
 
 

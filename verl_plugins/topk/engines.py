@@ -61,14 +61,14 @@ class TrustRegionFSDPEngine(FSDPEngineWithLMHead):
         assert region is not None
         logp_packed = result["log_probs"].values().detach()
         anchor_NK, anchor_tail_N = anchor_inputs(micro_batch, region, rows)
-        tokens = {"ids_NK": rows.ids_NK, "sampled_N": rows.sampled_N}
         law = current_law(
             region,
             logits_MV=rows.logits_MV,
             row_N=rows.row_N,
             temperature_N=rows.temperature_N,
             logp_sampled_N=logp_packed[rows.packed_N],
-            **tokens,
+            ids_NK=rows.ids_NK,
+            sampled_N=rows.sampled_N,
         )
         vocab_size = self.model_config.hf_config.get_text_config().vocab_size
         measures = measure(
@@ -77,7 +77,8 @@ class TrustRegionFSDPEngine(FSDPEngineWithLMHead):
             anchor_logp_NK=anchor_NK,
             anchor_log_tail_N=anchor_tail_N,
             vocab_size=vocab_size,
-            **tokens,
+            ids_NK=rows.ids_NK,
+            sampled_N=rows.sampled_N,
         )
         for name, value_N in measures.named():
             result[name] = self._spread(value_N, rows, output_args, micro_batch)

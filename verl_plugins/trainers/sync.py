@@ -1,4 +1,4 @@
-"""verl's synchronous trainer, made repeatable and unable to wait for the dead: `trainer.v1.trainer_mode=verl_plugins`."""
+"""verl's synchronous trainer, repeatable and unable to wait for the dead: `trainer.v1.trainer_mode=verl_plugins`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import ray
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -99,8 +98,7 @@ class VerlPluginsTrainer(PPOTrainerSync):
     def _region(self) -> TrustRegion | None:
         section = self.config.actor_rollout_ref.actor.policy_loss
         names = ("loss_mode", "divergence", "direction", "tail", "anchor", "delta", "truncation")
-        keys = {name: section[name] for name in names if name in section}
-        return PolicyLoss(**OmegaConf.to_container(OmegaConf.create(keys))).trust_region()
+        return PolicyLoss(**{name: section[name] for name in names if name in section}).trust_region()
 
     def _explain_failure(self) -> str:
         """Ask the agent loop workers, whose log the trainer cannot see, what went wrong."""

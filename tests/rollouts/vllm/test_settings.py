@@ -56,10 +56,12 @@ def test_one_process_holds_engine_and_worker_unless_the_model_is_split() -> None
     assert "distributed_executor_backend" not in cpu_engine_arguments(2)
 
 
-def test_a_cpu_cannot_release_memory() -> None:
-    check_cpu(free_cache_engine=False)
+def test_what_a_cpu_cannot_do_is_refused_before_the_start() -> None:
+    check_cpu(free_cache_engine=False, head_dim=32, supported_head_dims=[32, 64])
     with pytest.raises(ValueError, match=r"Set actor_rollout_ref\.rollout\.free_cache_engine=false"):
-        check_cpu(free_cache_engine=True)
+        check_cpu(free_cache_engine=True, head_dim=32, supported_head_dims=[32, 64])
+    with pytest.raises(ValueError, match=r"head_dim=16 .* takes 32, 64"):
+        check_cpu(free_cache_engine=False, head_dim=16, supported_head_dims=[32, 64])
 
 
 def test_the_users_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:

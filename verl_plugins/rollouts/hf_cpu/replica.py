@@ -20,6 +20,7 @@ from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
+from verl_plugins.registrations import completed
 from verl_plugins.rollouts.hf_cpu.server import HFCPUServer, ServerSettings
 
 NAME = "hf_cpu"
@@ -197,3 +198,6 @@ class _Sender:
         except ray.exceptions.RayActorError as error:
             raise RuntimeError(f"{gone}: {error}") from error
         self._bucket, self._size, self._first = {}, 0, False
+
+
+completed(__name__)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from verl.utils.device import get_device_name
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from verl_plugins.rollouts.vllm import settings
 from verl_plugins.rollouts.vllm.proxy import TopKEngineProxy, empty_rows, requested_topk
@@ -77,11 +78,16 @@ class TopKvLLMHttpServer(vLLMHttpServer):  # type: ignore[misc]
 
     def _validate_configs(self) -> None:
         super()._validate_configs()
+        text = self.model_config.hf_config.get_text_config()
         if self._on_cpu:
-            settings.check_cpu(free_cache_engine=self.config.free_cache_engine)
+            settings.check_cpu(
+                free_cache_engine=self.config.free_cache_engine,
+                head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+                supported_head_dims=CPUAttentionBackend.get_supported_head_sizes(),
+            )
         settings.check_topk(
             self._topk(),
-            vocabulary=min(len(self.model_config.tokenizer), self.model_config.hf_config.get_text_config().vocab_size),
+            vocabulary=min(len(self.model_config.tokenizer), text.vocab_size),
             temperature=self.config.temperature,
             logprobs_mode=self.config.logprobs_mode,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from verl_plugins.topk.rows import check_k
@@ -86,16 +86,22 @@ def cpu_engine_arguments(tensor_parallel_size: int) -> dict[str, Any]:
     return arguments
 
 
-def check_cpu(*, free_cache_engine: bool) -> None:
-    """Refuse what vLLM's CPU worker cannot do.
+def check_cpu(*, free_cache_engine: bool, head_dim: int, supported_head_dims: Sequence[int]) -> None:
+    """Refuse what vLLM's CPU worker cannot do; it would say so minutes later, at the first request, and die of it.
 
     Raises:
-        ValueError: the run would ask the engine to release its memory between steps.
+        ValueError: the run would ask the engine to release its memory between steps, or the model's attention heads
+            have a size without a kernel.
     """
     if free_cache_engine:
         raise ValueError(
             f"{_ROLLOUT}.free_cache_engine=true: vLLM cannot release memory on a CPU. "
             f"Set {_ROLLOUT}.free_cache_engine=false"
+        )
+    if head_dim not in supported_head_dims:
+        raise ValueError(
+            f"head_dim={head_dim} of the model: vLLM's attention on a CPU takes "
+            f"{', '.join(map(str, supported_head_dims))}. Use another model, or set {_ROLLOUT}.name=hf_cpu"
         )
 
 
