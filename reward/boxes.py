@@ -22,7 +22,8 @@ _NEGATED = re.compile(r"(?:\bnot|n't|\bnever|\\ne|\\neq|≠|\bnot equal to|\brat
 _EXAMPLE = re.compile(
     r"(?:\be\.g\.,?|\bfor example,?|\bfor instance,?|\bin the form(?: of)?|\bof the form|\bsuch as|\bin the "
     r"format(?: of)?"
-    r"|\bformatted as|\binstructions? (?:say|said|says)[^.\n]{0,40}|例如|比如|格式为|形如)\s*:?\s*(?:`|\"|'|\$+|\\\(|\\\[)?\s*$",
+    r"|\bformatted as|\binstructions? (?:say|said|says)[^.\n]{0,40}|例如|比如|格式为|形如)"
+    r"\s*:?\s*(?:`|\"|'|\$+|\\\(|\\\[)?\s*$",
     re.IGNORECASE,
 )
 _BETWEEN = re.compile(

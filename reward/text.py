@@ -22,7 +22,8 @@ _SYMBOLS = {
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
     "⌊": r"\lfloor ",
     "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∑": r"\sum ", "∏": r"\prod ", "∫": r"\int ", "，": ",",
-    "、": ",", "。": ".", "；": ";", "：": ":", "→": r"\to ", "∠": r"\angle ", "∣": "|", "≅": r"\cong ", "∧": r"\wedge ",
+    "、": ",", "。": ".", "；": ";", "：": ":", "→": r"\to ",
+    "∠": r"\angle ", "∣": "|", "≅": r"\cong ", "∧": r"\wedge ",
     "％": "%", "∀": r"\forall ", "∃": r"\exists ", "￥": "¥", "＄": r"\$",
 }  # fmt: skip
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho"
@@ -30,7 +31,8 @@ _GREEK_TAIL = "sigma tau upsilon phi chi psi omega"
 _UPPER_GREEK = {"Γ": "Gamma", "Δ": "Delta", "Θ": "Theta", "Λ": "Lambda", "Ξ": "Xi", "Π": "Pi", "Σ": "Sigma",
                 "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega"}  # fmt: skip
 # Marks that show nothing or only turn the display order: they carry no value.
-_INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u00ad\u2061\u2062\u2063"
+_INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u202a\u202b\u202c\u202d\u202e"
+_INVISIBLE += "\u2066\u2067\u2068\u2069\u200e\u200f\u00ad\u2061\u2062\u2063"
 _SPACES = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t"
 
 

@@ -29,8 +29,8 @@ CONNECTIVES = {
 # Short words that are never a product of variables.
 STOP_WORDS = frozenset(
     "a an the no on is it at to in as of if so do go he me we us up by my be am not yes odd even one two six ten "
-    "all for "
-    "any are but can did few has how its let may non nor now our out own put say see set she too was way who why you".split()
+    "all for any are but can did few has how its let may non nor now our out own put say see set she too was way who "
+    "why you".split()
 )
 _UNIT_NAMES = {
     "cm": "cm centimeter centimetre", "mm": "mm millimeter millimetre", "m": "m meter metre",

@@ -1,4 +1,4 @@
-"""Run verl's trainer on a tiny recipe and say what it does: a line per step, the reason if it fails, a table at the end.
+"""Run verl's trainer on a tiny recipe: a line per step, the reason if it fails, curves and a table at the end.
 
 Usage: python tools/run_demo.py recipes/tiny_pdm.yaml [--seed 0] [--steps 60] [--out FOLDER] [KEY=VALUE ...]
 
@@ -139,50 +139,30 @@ def advice(log: str) -> list[str]:
     return list(dict.fromkeys(known))[:2] or ["`.venv/bin/verl-plugins doctor` says what is missing on this machine."]
 
 
-def summary(rows: list[dict[str, object]], wall_s: float, peak_bytes: int) -> list[tuple[str, str]]:
-    """Return the last table: held-out accuracy before and after, steps, masked share, wall time, peak memory."""
-    datas = [row["data"] for row in rows if isinstance(row["data"], dict)]
-    measured = [value for data in datas if (value := accuracy(data)) is not None]
-    masked = [data[MASKED] for data in datas if MASKED in data]
-    table = []
-    if measured:
-        before, after = measured[0], measured[-1]
-        table.append(("held-out accuracy before", f"{100 * before:.1f} %"))
-        table.append(("held-out accuracy after", f"{100 * after:.1f} % ({100 * (after - before):+.1f} points)"))
-    table.append(("steps", str(rows[-1]["step"] if rows else 0)))
-    if masked:
-        table.append(("masked tokens, mean", f"{100 * sum(masked) / len(masked):.2f} %"))
-    table.append(("wall time", f"{wall_s:.0f} s"))
-    table.append(("peak memory", f"{peak_bytes / 2**30:.1f} GiB"))
-    return table
-
-
-def follow(process: subprocess.Popen[bytes], run: Path, steps: int, memory: Memory) -> list[dict[str, object]]:
-    """Print news until the process ends; return the rows of its metric log."""
+def follow(process: subprocess.Popen[bytes], run: Path, steps: int, memory: Memory) -> None:
+    """Print news until the process ends: what the plugin says, and a line for each row of the metric log."""
     log, metrics = Tail(run / "train.log"), Tail(run / "metrics.jsonl")
-    rows: list[dict[str, object]] = []
     started = last_news = time.monotonic()
     last_memory = 0.0
-    running = True
+    training, running = False, True
     while running:
         running = process.poll() is None
         news = [line for line in log.lines() if line.startswith("verl_plugins")]
         for line in metrics.lines():
-            rows.append(json.loads(line))
-            news.append(step_line(rows[-1], steps))
+            training = True
+            news.append(step_line(json.loads(line), steps))
         now = time.monotonic()
         if news:
             print("\n".join(news), flush=True)
             last_news = now
         elif now - last_news > QUIET_S:
-            what = "training" if rows else "verl starts its processes"
+            what = "training" if training else "verl starts its processes"
             print(f"... {now - started:.0f} s, {what}", flush=True)
             last_news = now
         if running and now - last_memory > MEMORY_EVERY_S:
             memory.sample()
             last_memory = now
         time.sleep(0.3)
-    return rows
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -196,8 +176,8 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def train(command: list[str], run: Path, steps: int) -> tuple[int, list[dict[str, object]], float, int]:
-    """Run the command to its end; return exit code, metric rows, seconds and peak memory in bytes."""
+def train(command: list[str], run: Path, steps: int) -> tuple[int, float, int]:
+    """Run the command to its end; return exit code, seconds and peak memory in bytes."""
     started = time.monotonic()
     with (run / "train.log").open("wb") as log:
         process = subprocess.Popen(
@@ -205,13 +185,13 @@ def train(command: list[str], run: Path, steps: int) -> tuple[int, list[dict[str
         )
         memory = Memory(psutil.Process(process.pid))
         try:
-            rows = follow(process, run, steps, memory)
+            follow(process, run, steps, memory)
         finally:
             stop(process)
             survivors = memory.end_survivors()
     if survivors:
         print(f"ended {len(survivors)} processes that the run left behind")
-    return process.returncode, rows, time.monotonic() - started, memory.peak_bytes
+    return process.returncode, time.monotonic() - started, memory.peak_bytes
 
 
 def report_failure(run: Path, code: int) -> None:
@@ -244,23 +224,26 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        code, rows, wall_s, peak_bytes = train(command, run, arguments.steps)
+        code, wall_s, peak_bytes = train(command, run, arguments.steps)
     except KeyboardInterrupt:
         print("\nstopped; nothing is left running", file=sys.stderr)
         return 130
-    table = summary(rows, wall_s, peak_bytes)
     facts = {"command": shown, "exit_code": code, "wall_s": wall_s, "peak_memory_bytes": peak_bytes}
     (run / "run.json").write_text(json.dumps(facts, indent=2) + "\n")
     if code:
         report_failure(run, code)
         return code
-    plot = subprocess.run([sys.executable, "tools/plot_runs.py", str(run)], check=False)
-    if plot.returncode:
-        return plot.returncode
-    width = max(len(label) for label, _ in table)
-    print()
-    for label, value in table:
-        print(f"{label:<{width}}  {value}")
+    plot = [
+        sys.executable,
+        "tools/plot_runs.py",
+        str(run),
+        "--title",
+        f"{arguments.recipe.stem}, seed {arguments.seed}",
+    ]
+    plot += ["--wall-s", f"{wall_s:.1f}", "--peak-gib", f"{peak_bytes / 2**30:.3f}"]
+    print(flush=True)
+    if plotted := subprocess.run(plot, check=False).returncode:
+        return plotted
     print(
         "\nTo be able to stop and go on, add trainer.save_freq=10 and trainer.resume_mode=auto to the command above "
         "and start\nthe same command again: it continues from the last checkpoint in trainer.default_local_dir."

@@ -38,7 +38,7 @@ pip_quietly() {
     pid=$!
     trap 'kill "$pid" 2>/dev/null' INT TERM
     while kill -0 "$pid" 2>/dev/null; do
-        if [ $((SECONDS - started)) -ge 10 ]; then
+        if [ $((SECONDS - started)) -ge 20 ]; then
             started=$SECONDS
             if grep -q '^Installing collected' "$log"; then
                 echo "setup: unpacking into $venv"

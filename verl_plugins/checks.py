@@ -6,6 +6,7 @@ once. The callback ends the program itself: Hydra turns an exception of a callba
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -121,19 +122,21 @@ def _loss_mode(config: DictConfig) -> Iterator[str]:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     section = config.actor_rollout_ref.actor.policy_loss
-    if section.get("_target_") == "verl_plugins.config.PolicyLoss":
+    ours = section.get("_target_") == "verl_plugins.config.PolicyLoss"
+    known = sorted({*POLICY_LOSS_REGISTRY, *PRESETS, "bypass_mode"})
+    if ours:
         yield from unknown_policy_loss_keys(section)
+    if section.loss_mode not in known:
+        yield (
+            f"{_LOSS}.loss_mode={section.loss_mode!r} is not registered."
+            f"{nearest(section.loss_mode, known)} Allowed: {', '.join(known)}."
+        )
+    elif ours:
         yield from stray_policy_loss_keys(section)
     elif section.loss_mode in PRESETS:
         yield (
             f"{_LOSS}.loss_mode={section.loss_mode} needs {_LOSS}._target_=verl_plugins.config.PolicyLoss, "
             f"got {section.get('_target_')}. Start the recipe from one of ours, or set that key."
-        )
-    known = sorted({*POLICY_LOSS_REGISTRY, *PRESETS, "bypass_mode"})
-    if section.loss_mode not in known:
-        yield (
-            f"{_LOSS}.loss_mode={section.loss_mode!r} is not registered."
-            f"{nearest(section.loss_mode, known)} Allowed: {', '.join(known)}."
         )
 
 
@@ -145,6 +148,12 @@ def _topk(config: DictConfig, region: TrustRegion) -> Iterator[str]:
         return
     if not region.needs_topk:
         return
+    vocabulary = _vocabulary(config)
+    if asked is not None and vocabulary is not None and asked > vocabulary:
+        yield (
+            f"{_ROLLOUT}.custom.topk={asked}: the model of actor_rollout_ref.model.path has {vocabulary} tokens. "
+            f"Set {_ROLLOUT}.custom.topk to that or less."
+        )
     if asked is None:
         yield (
             f"divergence={region.divergence} needs K probabilities per token and {_ROLLOUT}.custom.topk is not set. "
@@ -173,6 +182,12 @@ def _topk(config: DictConfig, region: TrustRegion) -> Iterator[str]:
             "actor_rollout_ref.model.use_fused_kernels=true never shows the logits to the divergence. "
             "Set actor_rollout_ref.model.use_fused_kernels=false."
         )
+
+
+def _vocabulary(config: DictConfig) -> int | None:
+    file = Path(str(config.actor_rollout_ref.model.path)).expanduser() / "config.json"
+    size = json.loads(file.read_text(encoding="utf-8")).get("vocab_size") if file.is_file() else None
+    return size if isinstance(size, int) else None
 
 
 def _sampling(config: DictConfig, region: TrustRegion) -> Iterator[str]:

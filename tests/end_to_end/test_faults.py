@@ -28,7 +28,7 @@ def assert_ended_with_the_reason(run, code, *words):
 @pytest.mark.parametrize(
     ("title", "named"),
     [
-        ("HFServer", "rollout server"),
+        ("HFCPUServer", "rollout server"),
         ("TopKAgentLoopWorker", "agent loop worker"),
         ("WorkerDict", "WorkerDict"),
     ],
@@ -49,9 +49,8 @@ def test_failure_inside_a_worker_ends_the_run(world, tmp_path, fault, words):
         world,
         tmp_path,
         *LONG,
-        VERL_USE_EXTERNAL_MODULES="fault_injection",
         VERL_PLUGINS_FAULT=fault,
-        PYTHONPATH=str(REPOSITORY / "tests"),
+        PYTHONPATH=str(REPOSITORY / "tests" / "injected"),
     )
     assert_ended_with_the_reason(run, run.wait(400), words)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,14 @@ MAKE = {"dense": dense_model, "moe": moe_model}
 @pytest.fixture(scope="session", params=["dense", "moe"])
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return MAKE[request.param]()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ def rollout_config(k: int | None, **changes: Any) -> Any:
         max_num_seqs=16,
         max_num_batched_tokens=256,
         free_cache_engine=False,
-        load_format="auto",
+        load_format="dummy",
         checkpoint_engine=CheckpointEngineConfig(update_weights_bucket_megabytes=1),
         custom=None if k is None else {"topk": k},
         **changes,
@@ -111,6 +111,7 @@ class Server:
 def server(request: pytest.FixtureRequest, ray_cluster: None) -> Iterator[Server]:
     model = request.getfixturevalue(f"{request.param}_model")
     running = Server(model, rollout_config(k=50))
+    running.synchronise(stored_weights(model))  # as a run starts: the engine's own weights are random
     yield running
     running.stop()
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from verl.utils.device import get_device_name
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from verl_plugins.rollouts.vllm import settings
 from verl_plugins.rollouts.vllm.proxy import TopKEngineProxy, empty_rows, requested_topk
@@ -80,6 +79,8 @@ class TopKvLLMHttpServer(vLLMHttpServer):  # type: ignore[misc]
         super()._validate_configs()
         text = self.model_config.hf_config.get_text_config()
         if self._on_cpu:
+            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
             settings.check_cpu(
                 free_cache_engine=self.config.free_cache_engine,
                 head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,

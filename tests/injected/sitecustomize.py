@@ -1,4 +1,4 @@
-"""Faults inside a run's own processes. verl imports this module everywhere when VERL_USE_EXTERNAL_MODULES names it;
+"""Faults inside a run's own processes: Python imports this module in each of them when its folder is on PYTHONPATH.
 VERL_PLUGINS_FAULT says which fault."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ FAULT = os.environ.get("VERL_PLUGINS_FAULT", "")
 
 
 def _fail_second_sync(module) -> None:
-    original, calls = module.HFServer.load_weights, []
+    original, calls = module.HFCPUServer.load_weights, []
 
     async def load_weights(self, *args, **kwargs):
         calls.append(1)
@@ -19,7 +19,7 @@ def _fail_second_sync(module) -> None:
             raise RuntimeError("injected: the second weight synchronisation fails")
         return await original(self, *args, **kwargs)
 
-    module.HFServer.load_weights = load_weights
+    module.HFCPUServer.load_weights = load_weights
 
 
 def _fail_reward(module) -> None:
