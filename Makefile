@@ -27,6 +27,7 @@ help:
 	@echo "make clean       remove .venv and outputs/tiny_world"
 
 setup: .venv/.installed
+	@echo "setup: .venv is ready"
 
 .venv/.locked: requirements/cpu.lock requirements/dev.lock
 	@tools/setup.sh environment "$(PYTHON)"

@@ -234,6 +234,18 @@ def gold_problem(gold: str, task: str) -> str | None:
     return None
 
 
+def unreadable(gold: str) -> str | None:
+    """Return why a formula gold could only ever match its own spelling, or None. Words are no formulas."""
+    spelled = _spelled(reduce_gold(gold))
+    node = _read(spelled)
+    if isinstance(node, Node):
+        try:
+            return None if same_answer(node, node).same else "the gold has no defined value"
+        except limits.BoundError:
+            return None  # too large to compute, but its spelling can be matched
+    return str(node) if re.search(r"[\\^_={}]", spelled) and not wants_sympy(spelled) else None
+
+
 def _number(node: Node | Exception) -> Fraction | None:
     if isinstance(node, Exception):
         return None

@@ -49,6 +49,7 @@ _HASH_VALUE = re.compile(
     r"[*\s]*(?:\\?\$|\\\(|[€£¥])?\s*[-+]?\s*(?:\\?\$|[€£¥])?\s*(?:[0-9][0-9,./ ]*|\.[0-9]+)\\?%?[ $]*[A-Za-z%°/.² "
     r"]{0,40}(?:\\\))?[*.\s]*"
 )
+_HASH_FORMULA = re.compile(r"\s*(?:\$[^$]{1,150}\$|[A-Za-z]\s*=\s*[-+]?[0-9.,/]{1,30})[.\s]*")
 _NUMBERED_HEADING = re.compile(r"\s*[0-9]+[.):]\s+[A-Za-z]|\s*[0-9]+\s*[:)-]\s*[A-Za-z]")
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).){0,20000}?)</answer>", re.DOTALL | re.IGNORECASE)
 _BOLD_LINE = re.compile(r"\s*(?:\*\*|__)(?P<value>[^*_\n]{1,120})(?:\*\*|__)[.。\s]*")
@@ -177,7 +178,7 @@ def _last_mark(text: str) -> tuple[int, str] | None:
         value = plain_unicode(match["value"])
         if _HASH_VALUE.fullmatch(value) and not _NUMBERED_HEADING.match(value):
             last = (match.start(), match["value"].strip())
-        elif 0 < len(value.strip()) <= 40 and " " not in value.strip() and re.search(r"[0-9\\$]", value):
+        elif _HASH_FORMULA.fullmatch(value) or 0 < len(value.strip()) <= 40 and " " not in value.strip() and re.search(r"[0-9\\$]", value):
             last = (match.start(), match["value"].strip())
     return last
 

@@ -169,6 +169,15 @@ _ELEMENTARY = {
 }  # fmt: skip
 
 
+def _sum(e: Evaluator, args: list[Any]) -> Any:
+    """Add up; what is left after a full cancellation is noise and counts as zero at this precision."""
+    total = sum(args[1:], args[0])
+    largest = max((int(e.mp.mag(arg)) for arg in args if arg), default=0)
+    if total and int(e.mp.mag(total)) < largest + _GUARD_BITS - e.mp.prec:
+        return e.mp.mpf(0)
+    return total
+
+
 def _quotient(_: Evaluator, args: list[Any]) -> Any:
     if not args[1]:
         raise Undefined("division by zero")
@@ -188,7 +197,7 @@ def _binomial(e: Evaluator, args: list[Any]) -> Any:
 
 
 _ARITHMETIC: dict[str, Callable[[Evaluator, list[Any]], Any]] = {
-    "add": lambda _, args: sum(args[1:], args[0]),
+    "add": _sum,
     "mul": _product,
     "div": _quotient,
     "neg": lambda _, args: -args[0],

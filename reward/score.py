@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from reward import limits
-from reward.compare import Decision, compare, gold_problem, reduce_gold, restates, sympy_texts
+from reward.compare import Decision, compare, gold_problem, reduce_gold, restates, sympy_texts, unreadable
 from reward.extract import Found, find, option_letter
 from reward.isolate import shared_pool
 from reward.verdict import TASKS, Task, Verdict
@@ -174,8 +174,7 @@ def check_gold(gold: str, task: Task = "math") -> None:
     check_arguments("check_gold", task, 1.0)
     problem = gold_problem(reduce_gold(gold), task)
     if problem is None and task == "math":
-        decision = compare(gold, gold, task)
-        problem = None if decision.status == "correct" else decision.rule
+        problem = unreadable(gold)
     if problem:
         raise ValueError(f"check_gold: gold={gold[:80]!r} is unusable for task={task!r}: {problem}")
 

@@ -127,7 +127,8 @@ def test_a_file_that_is_no_parquet_or_lacks_a_column(composed: Callable[..., Dic
     (found,) = checks.problems(column)
     assert "column 'prompt' is missing (it has prompts, data_source, reward_model)" in found
     assert "Did you mean 'prompts'?" in found and "data.prompt_key=NAME" in found
-    assert checks.problems(changed(column, {"data.prompt_key": "prompts"})) == []
+    both = {"data.prompt_key": "prompts", "data.val_files": str(tmp_path / "column.parquet")}
+    assert checks.problems(changed(column, both)) == []
 
 
 @pytest.mark.parametrize(

@@ -286,11 +286,13 @@ def main() -> int:
     size = Size(tokens=tokens, vocab=options.vocab, topk=options.topk, device=options.device, clock=options.clock)
     print(f"{size}, {torch.get_num_threads()} threads, {rounds} rounds", flush=True)
     multiprocessing.get_context("forkserver").set_forkserver_preload(["verl.trainer.ppo.core_algos"])
-    rows = [row for dtype_name in dtypes for row in measure_dtype(size, dtype_name, rounds)]
-    progress("")
-    print("\r" + table(rows))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    for dtype_name in dtypes:
+        rows += measure_dtype(size, dtype_name, rounds)
+        progress("")
+        print("\r" + table(rows[-len(VARIANTS) :]), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0 if all(holds(row) for row in rows) else 1
 
 

@@ -14,20 +14,22 @@ import json
 import random
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from tiny_world.models import MODEL_KINDS
+from tiny_world.parquet import Question, read_questions
+from tiny_world.problems import TASKS
+from tiny_world.sampling import Responses, accuracy, generate, grade, positions
+from tiny_world.tokenizer import encode_prompt
+from tiny_world.world import TASK_SETTINGS, model_part, task_part
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from tools.tiny_world.parquet import Question, read_questions
-from tools.tiny_world.problems import TASKS
-from tools.tiny_world.sampling import Responses, accuracy, generate, grade, positions
-from tools.tiny_world.tokenizer import encode_prompt
-from verl_plugins.losses.trust_region import PRESETS, TrustRegion, resolve
+from verl_plugins.losses.trust_region import TrustRegion, resolve
 from verl_plugins.masks import (
     anchor_log_tail,
     keep_mask,
@@ -38,7 +40,7 @@ from verl_plugins.masks import (
     truncated_weight,
 )
 
-MAX_TOKENS = {"sum": 8, "chain": 130, "worded": 90}
+LOSS_MODES = ("pdm_topk_kl", "dppo_topk_kl", "no_mask")
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 
 
@@ -79,7 +81,7 @@ def response_logp(model: PreTrainedModel, batch: Responses) -> Tensor:
 
 def listed(logp_BTV: Tensor, sampled_BT: Tensor, num_listed: int) -> Anchor:
     """The K likeliest entries; a sampled token outside them replaces the last."""
-    logp_BTK, ids_BTK = logp_BTV.topk(num_listed, dim=-1)
+    ids_BTK = logp_BTV.topk(num_listed, dim=-1).indices
     outside_BT = (ids_BTK != sampled_BT[..., None]).all(-1)
     ids_BTK[..., -1] = torch.where(outside_BT, sampled_BT, ids_BTK[..., -1])
     return Anchor(ids_BTK, logp_BTV.gather(-1, ids_BTK), (ids_BTK == sampled_BT[..., None]).int().argmax(-1))
@@ -163,3 +165,105 @@ def train_step(
         rows.append(row)
     means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
     return {"reward": float(reward_B.mean()), **means}
+
+
+def _batches(questions: list[Question], size: int, seed: int) -> Iterator[list[Question]]:
+    """Endless batches without repetition within an epoch; an incomplete last one is dropped, as verl does."""
+    rng = random.Random(seed)
+    while True:
+        order = rng.sample(questions, len(questions))
+        for start in range(0, len(order) - size + 1, size):
+            yield order[start : start + size]
+
+
+def run(world: Path, model_name: str, task: str, settings: Settings, seed: int, every: int) -> dict[str, Any]:
+    """Train one seed from the warm start; returns the settings, a row per step and accuracies on held-out problems."""
+    tokenizer = AutoTokenizer.from_pretrained(world / model_name)
+    model = AutoModelForCausalLM.from_pretrained(world / model_name, dtype=torch.float32)
+    held_out = read_questions(world / task_part(task) / "test.parquet")[:128]
+    batches = _batches(read_questions(world / task_part(task) / "train.parquet"), settings.prompts, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(seed)
+    rows: list[dict[str, float]] = []
+    accuracies: dict[int, float] = {}
+    started = time.process_time()
+
+    def validate(step: int) -> None:
+        accuracies[step] = accuracy(
+            model, tokenizer, held_out, max_tokens=settings.max_tokens, temperature=1.0, samples=4, seed=seed
+        )
+        recent = rows[-every:]
+        means = {name: sum(row[name] for row in recent) / len(recent) for name in rows[0]} if rows else {}
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
+        print(f"seed {seed}  step {step:>3}/{settings.steps}  held out {accuracies[step]:.3f}  {shown}", flush=True)
+
+    validate(0)
+    for step in range(1, settings.steps + 1):
+        rows.append(train_step(model, tokenizer, optimizer, next(batches), settings, generator))
+        if step % every == 0 or step == settings.steps:
+            validate(step)
+    greedy = accuracy(model, tokenizer, held_out, max_tokens=settings.max_tokens, temperature=0.0)
+    cpu_s = time.process_time() - started
+    return {
+        "model": model_name,
+        "seed": seed,
+        "settings": asdict(settings),
+        "accuracy": accuracies,
+        "greedy_after": greedy,
+        "cpu_s": cpu_s,
+        "rows": rows,
+    }
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", type=Path, default=Path("outputs/tiny_world"), help="folder made by make_tiny.py")
+    parser.add_argument("--task", choices=TASKS, default="sum")
+    parser.add_argument("--model", choices=MODEL_KINDS, default="qwen3")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="order of the problems and the samples")
+    parser.add_argument("--every", type=int, default=20, help="steps between two measurements on held-out problems")
+    parser.add_argument("--quick", action="store_true", help="2 steps of 4 prompts: does it run?")
+    parser.add_argument("--json", type=Path, help="write settings, rows and accuracies of all seeds there")
+    defaults = Settings()
+    for field in fields(Settings):
+        value = getattr(defaults, field.name)
+        choices = {"loss_mode": LOSS_MODES, "loss_agg_mode": AGGREGATIONS}.get(field.name)
+        name = "--" + field.name.replace("_", "-")
+        if isinstance(value, bool):
+            parser.add_argument(name, action=argparse.BooleanOptionalAction, default=value)
+        elif field.name != "max_tokens":
+            parser.add_argument(name, type=type(value), default=value, choices=choices, help=f"default {value}")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train each seed and print what it gained."""
+    options = _parse(arguments)
+    chosen = {field.name: getattr(options, field.name) for field in fields(Settings) if field.name != "max_tokens"}
+    settings = Settings(**chosen, max_tokens=TASK_SETTINGS[options.task].max_tokens)
+    if options.quick:
+        settings = replace(settings, steps=2, prompts=4)
+    model_name = model_part(options.model, options.task)
+    if not (options.world / model_name).is_dir():
+        print(
+            f"tune_tiny: no {model_name} in {options.world}; make it: "
+            f"python tools/make_tiny.py --out {options.world} --task {options.task}",
+            file=sys.stderr,
+        )
+        return 1
+    torch.set_num_threads(1)
+    runs = [run(options.world, model_name, options.task, settings, seed, options.every) for seed in options.seeds]
+    for result in runs:
+        first, *_, last = result["accuracy"].values()
+        masked = sum(row["masked_share"] for row in result["rows"]) / len(result["rows"])
+        print(
+            f"seed {result['seed']}: {first:.3f} -> {last:.3f} ({100 * (last - first):+.1f} points), greedy "
+            f"{result['greedy_after']:.3f}, masked {100 * masked:.2f} %, {result['cpu_s']:.0f} s CPU"
+        )
+    if options.json:
+        options.json.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

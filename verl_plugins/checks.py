@@ -286,6 +286,18 @@ def _sizes(config: DictConfig) -> Iterator[str]:
             f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} does not divide "
             f"data.train_batch_size={data.train_batch_size} (both count prompts): samples would be dropped."
         )
+        return
+    micro = actor.get("ppo_micro_batch_size_per_gpu")
+    if actor.use_dynamic_bsz or not micro or actor.strategy == "megatron":
+        return
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node // actor.get("ulysses_sequence_parallel_size", 1)
+    samples = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+    if samples % (ranks * micro):
+        yield (
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide the {samples} samples of a "
+            f"mini-batch (ppo_mini_batch_size x rollout.n) over {ranks} ranks. Set it to a divisor of "
+            f"{samples // ranks}, or actor_rollout_ref.actor.use_dynamic_bsz=true."
+        )
 
 
 def _machine(config: DictConfig) -> Iterator[str]:
@@ -293,6 +305,8 @@ def _machine(config: DictConfig) -> Iterator[str]:
     from verl.utils.device import get_device_name
 
     wanted = config.trainer.device
+    if wanted == "cpu" and get_device_name() != "cpu":
+        yield f"trainer.device=cpu, but verl chose {get_device_name()}. Set VERL_PLATFORM=cpu in the environment."
     if get_device_name() == "cpu" and wanted != "cpu" and not os.environ.get("RAY_ADDRESS"):
         yield (
             f"trainer.device={wanted}: there is no accelerator here and RAY_ADDRESS names no cluster. Submit the "

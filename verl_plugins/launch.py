@@ -149,6 +149,34 @@ def search_folders(recipe: Path) -> list[Path]:
     return [recipe.parent, *([recipes_dir()] if recipe.parent != recipes_dir() else [])]
 
 
+def wants_cpu(recipe: Path, argv: Sequence[str]) -> bool:
+    """Whether a run is meant for the CPU: `trainer.device` on the command line, or in the recipe or what it starts from.
+
+    Read before Hydra composes anything, since verl chooses its platform while it is being imported.
+    """
+    typed = [word.split("=", 1)[1] for word in argv if word.startswith("trainer.device=")]
+    return (typed[-1] if typed else _device_of(recipe, set())) == "cpu"
+
+
+def _device_of(path: Path, seen: set[Path]) -> str | None:
+    import yaml
+
+    if path in seen or not path.is_file():
+        return None
+    seen.add(path)
+    content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    device = (content.get("trainer") or {}).get("device")
+    if device is not None:
+        return str(device)
+    parts = [part for part in content.get("defaults", []) if isinstance(part, str) and part != "_self_"]
+    for part in reversed(parts):  # of two parts that say it, the later wins
+        for folder in (path.parent, recipes_dir()):
+            found = _device_of(folder / f"{part}.yaml", seen)
+            if found is not None:
+                return found
+    return None
+
+
 def add_recipes_to_hydra(recipe: Path) -> None:
     """Let a recipe outside our folder name ours in its `defaults:` (Hydra allows `searchpath` in few places).
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 import traceback
 from types import ModuleType
@@ -69,6 +70,9 @@ def _activate() -> None:
             recipe = launch.translate(sys.argv)
             if recipe is not None:
                 launch.add_recipes_to_hydra(recipe)
+                # A torch built for CUDA looks the same on a laptop as on the head node of a cluster.
+                if launch.wants_cpu(recipe, sys.argv):
+                    os.environ.setdefault("VERL_PLATFORM", "cpu")
         except launch.RecipeError as error:
             raise SystemExit(f"verl_plugins: {error}") from None
     for item in registrations():

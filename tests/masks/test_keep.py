@@ -143,6 +143,12 @@ def test_the_clip_band_is_where_the_vanilla_loss_of_verl_has_a_gradient(seed):
     assert ours[~moving].all()
 
 
+def test_clip_band_is_not_symmetric_in_the_logarithm():
+    log_ratio = torch.tensor([0.81, 0.79, 1.27, 1.29]).log()
+    assert clip_band_mask(log_ratio, -torch.ones(4), 0.2, 0.28).tolist() == [True, False, True, True]
+    assert clip_band_mask(log_ratio, torch.ones(4), 0.2, 0.28).tolist() == [True, True, True, False]
+
+
 def test_clip_band_of_extremes():
     log_ratio = torch.tensor([math.inf, -math.inf, 500.0, 0.0])
     up, down = torch.ones(4), -torch.ones(4)

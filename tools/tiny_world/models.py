@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from tools.tiny_world.tokenizer import VOCAB_SIZE
+from .tokenizer import VOCAB_SIZE
 
 ModelKind = Literal["qwen3", "qwen3_moe"]
 MODEL_KINDS: tuple[ModelKind, ...] = ("qwen3", "qwen3_moe")

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tools.tiny_world.problems import Problem
+from .problems import Problem
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from tools.tiny_world import words
+from . import words
 
 Task = Literal["sum", "chain", "worded"]
 TASKS: tuple[Task, ...] = ("sum", "chain", "worded")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tools.tiny_world.tokenizer import encode_prompt
+from .tokenizer import encode_prompt
 
 _BOXED = re.compile(r"\\boxed\{(-?\d{1,9})\}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tools.tiny_world.words import WORDS
+from .words import WORDS
 
 VOCAB_SIZE = 512
 """Rows of the embedding; equal to len(tokenizer), because engines mask other rows and trainers do not."""

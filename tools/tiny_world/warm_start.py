@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tools.tiny_world.problems import Problem, draw_solution
-from tools.tiny_world.tokenizer import encode_prompt, encode_response
+from .problems import Problem, draw_solution
+from .tokenizer import encode_prompt, encode_response
 
 _IGNORED = -100
 
@@ -78,11 +78,15 @@ def warm_start(
 
 
 def _learning_rate(step: int, settings: WarmStart) -> float:
-    """Linear warm-up and cosine decay to a tenth over the skill phase, then constant."""
-    if step >= settings.skill_steps:
-        return settings.slip_learning_rate
-    cosine = 0.5 * (1 + math.cos(math.pi * step / settings.skill_steps))
-    return settings.learning_rate * min(1.0, (step + 1) / 50) * (0.1 + 0.9 * cosine)
+    """Linear warm-up, then cosine decay to a tenth over the skill phase; cosine decay to nothing over the slip phase.
+
+    The slips are noise: without the second decay they would leave the skill itself noisy.
+    """
+    if step < settings.skill_steps:
+        cosine = 0.5 * (1 + math.cos(math.pi * step / settings.skill_steps))
+        return settings.learning_rate * min(1.0, (step + 1) / 50) * (0.1 + 0.9 * cosine)
+    done = (step - settings.skill_steps) / settings.slip_steps
+    return settings.slip_learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def stack(pairs: Sequence[tuple[list[int], list[int]]], pad_token_id: int) -> tuple[Tensor, Tensor]:

@@ -31,9 +31,10 @@ def slow_law(
         penalty = params.repetition_penalty
         scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
     temperature = 1.0 if params.greedy else params.temperature
-    scores = {token: score / temperature for token, score in scores.items()}
     best = max(scores.values())
-    scores = {t: s if s - best >= math.log(params.min_p or 1e-300) - 1e-7 else -math.inf for t, s in scores.items()}
+    scores = {token: (score - best) / temperature for token, score in scores.items()}  # 0 for the best token
+    if params.min_p:
+        scores = {t: s if s >= math.log(params.min_p) - 1e-7 else -math.inf for t, s in scores.items()}
     ranked = sorted(scores, key=lambda token: -scores[token])
     kept = ranked[: params.top_k] if params.top_k else ranked
     mass = sum(math.exp(scores[t]) for t in kept)

@@ -166,6 +166,22 @@ def test_equal_seeds_give_equal_samples_in_any_batch(server: Server) -> None:
     assert len({tuple(output.token_ids) for output in others}) == 9
 
 
+def test_interrupted_requests_bring_the_rows_of_their_tokens(server: Server) -> None:
+    waiting = [server.submit(PROMPTS[i % 3], k=20, max_tokens=4 + 3 * (i % 16)) for i in range(60)]
+    server.ray.wait(waiting, num_returns=1, timeout=120)
+    server.ray.get(server.handle.abort_all_requests.remote(), timeout=120)
+    server.ray.get(server.handle.resume_generation.remote(), timeout=120)
+    outputs = server.ray.get(waiting, timeout=120)
+    assert {output.stop_reason for output in outputs} == {"completed", "aborted"}
+    for output in outputs:
+        assert output.extra_fields[TOPK_IDS].shape == (len(output.token_ids), 20)
+        if output.token_ids:
+            rows = output.extra_fields[TOPK_IDS], output.extra_fields[TOPK_LOGPROBS]
+            check_rows(*rows, np.asarray(output.token_ids), np.asarray(output.log_probs))
+    leftover = server.ray.get(server.handle.__ray_call__.remote(lambda self: len(self.engine._rows)))
+    assert leftover == 0
+
+
 def test_a_k_above_the_configured_one_is_refused_by_the_engine(server: Server) -> None:
     with pytest.raises(Exception, match="max allowed: 50"):
         server.generate(PROMPTS[0], k=51)
