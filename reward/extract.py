@@ -32,10 +32,12 @@ _PHANTOM = re.compile(r"\\[hv]?phantom\s*\{")
 _LABEL = re.compile(
     r"(?:\b(?:answer|ans|(?:correct|right) (?:option|choice))\b[ \t]*(?:\([^()\n]{0,30}\)|(?:to|for) (?:the|this) "
     r"(?:question|problem))?[*_`\"' \t]{0,6}"
-    r"(?:(?:is|are|was|equals|would be|will be|must be|should be)\b(?:\s+(?:therefore|thus|simply|just|exactly|"
+    r"(?:(?:is|are|was|equals|would be|will be|must be|should be|comes out to be|comes out to|turns out to be|works "
+    r"out to be|works out to)\b(?:\s+(?:therefore|thus|simply|just|exactly|"
     r"indeed|now|hence|then)\b)?"
     r"[*_ \t]{0,4}[:=]?|[:=：])"
-    r"|答案(?:[是为]|应为|应该是|应是|等于)?[*_ ]{0,4}[:：]?|(?:^|\n)[#* \t]{0,8}final answer[#*: \t]{0,8}(?=\n))",
+    r"|(?:故选|所以选|因此选|应选|答案选)[择]?[*_ ]{0,4}[:：]?|(?:^|\n)[ *]{0,4}答[*]{0,2}[:：]|答案(?:[是为]|应为|应该是|应是|等于)?[*_ "
+    r"]{0,4}[:：]?|(?:^|\n)[#* \t]{0,8}final answer[#*: \t]{0,8}(?=\n))",
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(
@@ -62,7 +64,10 @@ _REMARKS = frozenset(
     "follows below "
     "positive negative invalid unknown".split()
 )
-_SENTENCE_END = re.compile(r"(?:[.。]|[?？])(?=[\s*]*(?:\s[A-Z#]|\s*$|\s*\n|[一-鿿]))|[。？]|!(?=\s+[A-Z])")
+_ADVERB = re.compile(r"(?:approximately|about|roughly|exactly|simply|just|equal to|found to be)\s+", re.IGNORECASE)
+_REMARK_IN_BRACKETS = re.compile(r"\s+\((?!or\b|not\b|and\b|maybe\b)[A-Za-z][A-Za-z' -]{2,40}\)$", re.IGNORECASE)
+_SPECIAL_TOKENS = re.compile(r"<\|[a-z_]{2,30}\|>|</s>|<eos>|<pad>", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"(?:[.。]|[?？])(?=[\s*]*(?:\s[A-Z#]|\s*$|\s*\n|[一-鿿]))|[。？]|!(?=\s+[A-Z]|\s*$)")
 _CLAUSE = re.compile(
     r",?\s+(?:which|because|since|where|so that|thus|hence|therefore|I hope|as (?:required|desired|expected|needed|"
     r"requested|shown|above))\b"
@@ -79,7 +84,7 @@ def visible(output: str) -> str:
     """
     text = output[-limits.MAX_OUTPUT_CHARS :]
     if "<" in text or "[" in text or "◁" in text:
-        text = _without_thinking(text)
+        text = _SPECIAL_TOKENS.sub(" ", _without_thinking(text))
         if "<!--" in text:
             text = _COMMENT.sub(" ", text)
     if "\\iffalse" in text or "{comment}" in text:
@@ -178,7 +183,9 @@ def _last_mark(text: str) -> tuple[int, str] | None:
         value = plain_unicode(match["value"])
         if _HASH_VALUE.fullmatch(value) and not _NUMBERED_HEADING.match(value):
             last = (match.start(), match["value"].strip())
-        elif _HASH_FORMULA.fullmatch(value) or 0 < len(value.strip()) <= 40 and " " not in value.strip() and re.search(r"[0-9\\$]", value):
+        elif _HASH_FORMULA.fullmatch(value) or (
+            0 < len(value.strip()) <= 40 and " " not in value.strip() and re.search(r"[0-9\\$]", value)
+        ):
             last = (match.start(), match["value"].strip())
     return last
 
@@ -224,14 +231,16 @@ def _label_value(text: str, start: int) -> str | None:
     display = re.match(r"(?:\\\[|\$\$)(.*?)(?:\\\]|\$\$)", rest, re.DOTALL)
     if display:
         return display[1].strip()
-    line = rest.split("\n", 1)[0]
+    line = rest.split("\n", 1)[0].split("</answer", 1)[0]
     end = _SENTENCE_END.search(_masked(line))
     if end:
         line = line[: end.start()]
     clause = _CLAUSE.search(_masked(line))
     if clause and clause.start() > 0:
         line = line[: clause.start()]
-    value = line.strip().strip("*_`").strip()
+    value = _ADVERB.sub("", _REMARK_IN_BRACKETS.sub("", line.strip().strip("*_`").strip()))
+    if len(value) > 2 and value[0] == value[-1] == '"':
+        value = value[1:-1]
     if len(value) > 1000 or value.lower().strip(" .!*") in _REMARKS:
         return None
     nested = _LABEL.match(value) or re.match(r"(?:the |my )?(?:final |correct )?", value, re.IGNORECASE)

@@ -16,6 +16,7 @@ from reward.parse import ExpressionParser
 _RELATIONS = {"le": "<=", "ge": ">=", "ne": "!=", "approx": "~", "sim": "~", "simeq": "~"}
 _SET_OPERATORS = {"cup": "union", "cap": "intersect", "setminus": "minus", "backslash": "minus", "bigcup": "union"}
 _MATRICES = frozenset(("pmatrix", "bmatrix", "matrix", "array", "Bmatrix", "smallmatrix"))
+_ACCENTS = frozenset("overline vec hat bar overrightarrow widehat tilde overleftrightarrow".split())
 _CONDITION_WORDS = frozenset(("for", "where", "with", "if", "when", "for all", "for any", "for every", "for some"))
 _PAIR_CLOSERS = {"(": (")", "]"), "[": ("]", ")", "[")}
 
@@ -233,11 +234,16 @@ class AnswerParser(ExpressionParser):
             return Node("named", name=self._blackboard())
         if name == "ldots":
             return Node("ldots")
-        if name == "angle":
+        if name in ("angle", "triangle"):
             letters = ""
             while self.token.kind == "sym":
                 letters += self.take().text
-            return Node("sym", name=f"\\angle {letters}") if letters else self._refuse("an angle without letters")
+            return Node("sym", name=f"\\{name} {letters}") if letters else self._refuse("a figure without letters")
+        if name in _ACCENTS:
+            letters = self._subscript()
+            return (
+                Node("sym", name=f"\\{name} {letters}") if letters.isalpha() else self._refuse("an accent on a value")
+            )
         raise Unparsable(f"command \\{name}")
 
     def _blackboard(self) -> str:

@@ -173,6 +173,8 @@ class Lexer:
             self._emit("sym", run)
         elif run in words.FUNCTIONS:
             self._emit("cmd", run)
+        elif run.isupper() and run not in words.UNITS:
+            self._emit("sym", run)  # points, segments and sequences: the order of the letters matters
         elif run in words.CONSTANT_WORDS or lower in ("infinity", "infty"):
             self._emit("cmd", words.CONSTANT_WORDS.get(run, "inf"))
         elif run in words.GREEK:
@@ -228,6 +230,8 @@ class Lexer:
             self._emit("sep", connective[1].lower())
         elif not content.strip():
             self.spaced = True
+        elif content.strip() in ("%", "\\%"):
+            self._emit("cmd", "percent")
         elif content.strip() in (",", ";"):
             self._emit("op", content.strip())
         elif content.strip() in words.FUNCTIONS:

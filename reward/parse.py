@@ -187,13 +187,16 @@ class ExpressionParser:
         token = self.token
         if token.kind == "sym":
             return True
+        if token.kind == "num":  # 3!4! is a product; digits are never glued otherwise
+            return self.tokens[self.index - 1].text == "!" and self.tokens[self.index - 1].kind == "op"
         if token.kind == "op":
             if token.text == "[" and self.outward:
                 return False
             return token.text in "([{" or (token.text == "|" and self.bars == 0 and self._bar_opens())
         if token.kind == "cmd":
             return token.text in words.FUNCTIONS or token.text in words.GREEK or token.text in (
-                "frac", "binom", "pi", "inf", "infty", "sum", "prod", "lfloor", "lceil", "imath", "surd", "overline",
+                "frac", "binom", "pi", "inf", "infty", "sum", "prod", "lfloor", "lceil", "imath", "surd", "angle",
+                "triangle", "vec",
             )  # fmt: skip
         return token.kind == "env" and token.text.startswith("begin")
 
@@ -232,8 +235,7 @@ class ExpressionParser:
         if self.is_cmd("prime"):
             self.take()
             return Node("sym", name=base.name + "'") if base.op == "sym" else self._refuse("a prime after a value")
-        if self.token.kind == "text" and self.token.text in ("st", "nd", "rd", "th"):
-            self.take()
+        if self._skips_ordinal():
             return base
         if self.is_op("-", "+"):
             sign = self.take().text
@@ -248,6 +250,15 @@ class ExpressionParser:
             exponent = self.power()
         self.depth -= 1
         return Node("pow", (base, exponent))
+
+    def _skips_ordinal(self) -> bool:
+        """Skip the raised ending of 13th, braced or not."""
+        braced = self.is_op("{")
+        token = self.tokens[self.index + 1] if braced else self.token
+        if token.kind != "text" or token.text not in ("st", "nd", "rd", "th"):
+            return False
+        self.index += 3 if braced else 1
+        return True
 
     def _refuse(self, reason: str) -> Node:
         raise Unparsable(reason)
@@ -345,6 +356,9 @@ class ExpressionParser:
             return Node("sym", name=f"{name}_{self._subscript()}")
         if name in ("e", "i") and not self.is_op("'"):
             return Node("const", name=name)
+        if name in _OPAQUE_FUNCTIONS and [t.text for t in self.tokens[self.index : self.index + 6]] == list("^{-1}("):
+            self.index += 5
+            return self._opaque(name + "^-1")
         if self.is_op("(") and (name in _OPAQUE_FUNCTIONS or self._defines_function()):
             return self._opaque(name)
         return Node("sym", name=name)

@@ -57,6 +57,25 @@ def _prepare_base(node: Node) -> Node:
     return num(int(digits)) if base == "10" and digits.isdigit() else node
 
 
+def _prepare_member(node: Node) -> Node:
+    """Read "x in {2, 3}" as the set."""
+    return node.args[1] if node.args[0].op == "sym" and node.args[1].op == "set" else node
+
+
+def _prepare_tuple(node: Node) -> Node:
+    """Read (plus-minus 3, 0) as a list of points."""
+    choices: list[tuple[Node, ...]] = [()]
+    for arg in node.args:
+        ready = prepare(arg)
+        options = ready.args if ready.op == "list" and ready.name == "pm" else (arg,)
+        choices = [(*head, option) for head in choices for option in options]
+        if len(choices) > limits.MAX_ITEMS:
+            raise limits.BoundError("too many elements")
+    if len(choices) == 1:
+        return node
+    return Node("list", tuple(Node("tuple", choice, node.name) for choice in choices), "pm")
+
+
 def _prepare_unit(node: Node) -> Node:
     return prepare(node.args[0]) if node.args[0].op in ("percent", "deg") else node
 
@@ -69,6 +88,8 @@ _PREPARATIONS: dict[str, Callable[[Node], Node]] = {
     "text": _prepare_words,
     "mul": _prepare_point,
     "base": _prepare_base,
+    "member": _prepare_member,
+    "tuple": _prepare_tuple,
     "unit": _prepare_unit,
 }
 

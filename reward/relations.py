@@ -27,7 +27,21 @@ def is_label(node: Node) -> bool:
     """Return whether a side only names a quantity: letters, f(x), words, m+n, never a number."""
     if node.op == "const":
         return False
+    if node.op == "add" and len(free_symbols(node)) > 1 and all(_is_term(arg) for arg in node.args):
+        return True  # 100m + n
     return node.op in _LABEL_OPS and all(part.op in _LABEL_OPS for part in walk(node)) and _is_flat(node)
+
+
+def _is_term(node: Node) -> bool:
+    """Return whether a summand is a letter, or a positive whole number times letters."""
+    parts = node.args if node.op == "mul" else (node,)
+    rest = parts[1:] if len(parts) > 1 and parts[0].op == "num" else parts
+    return all(part.op == "sym" for part in rest)
+
+
+def names_one_quantity(solved: Solved) -> bool:
+    """Return whether all labels are single names; "x + y = 5" as a gold is an equation, not the number 5."""
+    return all(label.op in ("sym", "call", "text", "tuple", "abs") for label in solved.labels)
 
 
 def _is_flat(node: Node) -> bool:

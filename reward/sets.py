@@ -101,9 +101,11 @@ def _relation(node: Node) -> tuple[list[Piece], str | None]:
         raise NotReal("a long chain")
     left, right = sides
     relation = names[0]
-    if left.op != "sym":
+    if left.op not in ("sym", "abs"):
         left, right = right, left
         relation = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(relation, relation)
+    if left.op == "abs" and left.args[0].op == "sym":
+        return _absolute(left.args[0].name, relation, right)
     if left.op != "sym":
         raise NotReal("not solved for a variable")
     _position(right)
@@ -117,6 +119,16 @@ def _relation(node: Node) -> tuple[list[Piece], str | None]:
     if relation not in table:
         raise NotReal(relation)
     return table[relation], left.name
+
+
+def _absolute(name: str, relation: str, bound: Node) -> tuple[list[Piece], str | None]:
+    """Solve |x| < a and its kin for a positive a."""
+    if _position(bound) <= 0 or relation not in ("<", "<=", ">", ">="):
+        raise NotReal("an absolute value against no positive bound")
+    closed, negative = relation.endswith("="), Node("neg", (bound,))
+    if relation[0] == "<":
+        return [Piece(negative, bound, closed, closed)], name
+    return [Piece(_NEG_INF, negative, False, closed), Piece(bound, _INF, closed, False)], name
 
 
 def _conditions(node: Node) -> tuple[list[Piece], str | None]:

@@ -46,6 +46,8 @@ def _both(ops: frozenset[str]) -> Callable[[Node, Node], bool]:
 def same_words(answer: str, gold: str) -> bool:
     """Compare two word answers: case, articles and punctuation do not matter."""
     first, second = word_key(answer), word_key(gold)
+    if first and first.replace(" ", "") == second.replace(" ", ""):
+        return True
     return bool(first) and _SYNONYM_WORDS.get(first, first) == _SYNONYM_WORDS.get(second, second)
 
 
@@ -66,9 +68,10 @@ def _equations(a: Node, g: Node) -> Outcome:
     solved_a = relations.solve(a) if _has_equality(a) else None
     solved_g = relations.solve(g) if _has_equality(g) else None
     if _has_equality(a) and _has_equality(g):
-        return _two_equations(a, g, solved_a, solved_g)
+        simple = [s if s is not None and relations.names_one_quantity(s) else None for s in (solved_a, solved_g)]
+        return _two_equations(a, g, *simple)
     solved, plain = (solved_a, g) if _has_equality(a) else (solved_g, a)
-    if solved is None:
+    if solved is None or (_has_equality(g) and not relations.names_one_quantity(solved)):
         return Outcome(False, "equation")
     value = prepare(solved.value)
     if value.op == "tuple" and plain.op == "list" and any(label.op == "tuple" for label in solved.labels):
@@ -141,8 +144,6 @@ def _elementwise(left: tuple[Node, ...], right: tuple[Node, ...], rule: str) -> 
 def _tuples(a: Node, g: Node) -> Outcome:
     if a.name != g.name:
         return Outcome(False, "brackets")
-    if any(prepare(x).op == "list" for x in (*a.args, *g.args)):
-        return _collections(Node("list", (a,)), Node("list", (g,)))
     return _elementwise(a.args, g.args, "tuple")
 
 
@@ -172,24 +173,11 @@ def _members(node: Node) -> list[Node]:
             items += ready.args
         elif ready.op == "rel" and len(ready.args) == 2 and prepare(ready.args[1]).op == "list":
             items += [Node("rel", (ready.args[0], x), ready.name) for x in prepare(ready.args[1]).args]
-        elif ready.op == "tuple":
-            items += _tuple_choices(ready)
         else:
             items.append(ready)
         if len(items) > limits.MAX_ITEMS:
             raise limits.BoundError("too many elements")
     return items
-
-
-def _tuple_choices(node: Node) -> list[Node]:
-    choices: list[tuple[Node, ...]] = [()]
-    for arg in node.args:
-        ready = prepare(arg)
-        options = ready.args if ready.op == "list" and ready.name == "pm" else (arg,)
-        choices = [(*head, option) for head in choices for option in options]
-        if len(choices) > limits.MAX_ITEMS:
-            raise limits.BoundError("too many elements")
-    return [Node("tuple", choice, node.name) for choice in choices]
 
 
 def _collections(a: Node, g: Node) -> Outcome:

@@ -77,6 +77,7 @@ _HTML_SUP = re.compile(r"<(sup|sub)>([^<>]{0,60})</\1>")
 _STYLE = re.compile(r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|bigl?|bigr|Bigl?|Bigr|biggl?|biggr|Biggl?"
                     r"|Biggr|left|right|mathstrut|strut|relax|normalfont|bf|rm|it|boldmath)(?![A-Za-z])")  # fmt: skip
 _NULL_DELIMITER = re.compile(r"\\(?:left|right)\s*\.")
+_ROW_SPACE = re.compile(r"\\\\\s*\[-?[0-9.]{1,6}\s*(?:pt|em|ex|mm|cm|in)\]")
 _THIN = re.compile(r"(?<!\\)\\(?:[,;:! >]|thinspace|medspace|thickspace|negthinspace|enspace|hspace\{[^{}]{0,20}\})|~")
 _SYNONYMS = (
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
@@ -112,6 +113,7 @@ def tidy(text: str) -> str:
     text = text.replace("\r", " ").replace("\n", " ")
     if "\\" in text:
         text = text.replace(r"{,}", ",").replace(r",\!", ",").replace(r"\!", "")
+        text = _ROW_SPACE.sub(r"\\\\ ", text)
         text = _NULL_DELIMITER.sub("", text)
         text = _STYLE.sub(" ", text)
         text = _MATH_DELIMITER.sub(" ", text)

@@ -68,8 +68,8 @@ def test_list_names_everything_registered(capsys: pytest.CaptureFixture[str]) ->
 
 def test_list_of_keys_only(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "list", "--keys")
-    assert f"{LOSS}.delta" in out and "> 0 nats for KL, in (0, 1] for TV" in out
-    assert "hf_cpu" not in out
+    assert f"{LOSS}.delta" in out and "> 0 nats for KL, in (0, 1] for TV" in " ".join(out.split())
+    assert "rollout hf_cpu" not in out
 
 
 def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,6 +234,14 @@ def test_a_command_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None
         cli.main(["lst"])
     assert stop.value.code == 2
     assert "invalid choice: 'lst'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["list", "tiny_pdm"], ["show", "tiny_pdm", "--kyes"], ["doctor", "--jsn", "a=1"]])
+def test_an_argument_that_is_not_there(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert "unrecognized arguments" in capsys.readouterr().err
 
 
 def test_compose_is_what_verls_command_line_composes(stub_files: list[str], repository: Path) -> None:

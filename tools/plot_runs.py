@@ -16,11 +16,14 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 DEFAULT_NAME = "metrics.jsonl"
 """What our trainer calls the file in the folder of a run."""
+
+COST_NAME = "run.json"
+"""Where `tools/run_demo.py` writes what a run cost."""
 
 Rows = dict[int, dict[str, float]]
 
@@ -39,15 +42,18 @@ DIVERGENCE_KEYS = {
     "first update": "actor/divergence_first",
 }
 STEP_TIME_KEY = "timing_s/step"
-MEMORY_KEYS = ("perf/peak_rss_gib", "perf/max_memory_allocated_gb", "perf/cpu_memory_used_gb")
+# Of the device, else of the whole machine.
+MEMORY_KEYS = ("perf/max_memory_allocated_gb", "perf/cpu_memory_used_gb")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its label and, for each step, its metrics by verl's names."""
+    """One run: label, metrics of each step by verl's names, and the cost where it was measured from outside."""
 
     label: str
     rows: Rows
+    wall_s: float | None = None
+    peak_gib: float | None = None
 
     def series(self, key: str) -> list[tuple[int, float]]:
         """Steps and values of a metric, where it was logged and is finite."""
@@ -124,7 +130,16 @@ def read_run(path: Path) -> Run:
             raise ValueError(
                 f"{path}: several .jsonl files ({', '.join(f.name for f in found)}). Name the one you mean."
             )
-    return Run(path.resolve().name if file.name == DEFAULT_NAME and path.is_dir() else file.stem, read_file(file))
+    label = file.resolve().parent.name if file.name == DEFAULT_NAME else file.stem
+    return Run(label, read_file(file), *_measured_cost(file.with_name(COST_NAME)))
+
+
+def _measured_cost(path: Path) -> tuple[float | None, float | None]:
+    """Wall seconds and peak GiB, start-up and all processes included, if the demo left them."""
+    if not path.is_file():
+        return None, None
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    return facts["wall_s"], facts["peak_memory_bytes"] / 2**30
 
 
 def _curve_keys(run: Run) -> dict[str, str]:
@@ -218,28 +233,25 @@ class Summary:
         return None if self.before is None or self.after is None else 100 * (self.after - self.before)
 
 
-def summarise(run: Run, wall_s: float | None = None, peak_gib: float | None = None) -> Summary:
+def summarise(run: Run) -> Summary:
     """Accuracy at the first and the last validation, and the cost.
 
-    Wall time and peak memory are those given; else the sum of verl's step times and the largest memory it logged, which
-    leave out start-up and other processes.
+    Where the cost was not measured from outside it is the sum of verl's step times and the largest memory it logged,
+    which leave out start-up and other processes.
     """
     accuracy_key = run.accuracy_key()
     points = run.series(accuracy_key) if accuracy_key else []
-    if wall_s is None:
-        times = run.series(STEP_TIME_KEY)
-        wall_s = sum(value for _, value in times) if times else None
-    if peak_gib is None:
-        memory_key = run.first_present(MEMORY_KEYS)
-        peak_gib = max((value for _, value in run.series(memory_key)), default=None) if memory_key else None
     masked = [value for _, value in run.series(MASK_KEYS["all"])]
+    times = [value for _, value in run.series(STEP_TIME_KEY)]
+    peaks = [max((value for _, value in run.series(key)), default=0.0) for key in MEMORY_KEYS]
     return Summary(
         label=run.label,
         before=points[0][1] if points else None,
         after=points[-1][1] if len(points) > 1 else None,
         steps=max(run.rows),
-        wall_s=wall_s,
-        peak_gib=peak_gib,
+        wall_s=run.wall_s if run.wall_s is not None else (sum(times) if times else None),
+        # Zero is what a device without such a counter reports.
+        peak_gib=run.peak_gib if run.peak_gib is not None else next((peak for peak in peaks if peak > 0), None),
         masked_share=sum(masked) / len(masked) if masked else None,
     )
 
@@ -303,13 +315,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"plot_runs: {error}", file=sys.stderr)
         return 1
     labels = _distinct(options.label or [run.label for run in runs])
-    runs = [Run(label, run.rows) for label, run in zip(labels, runs, strict=True)]
+    runs = [replace(run, label=label) for label, run in zip(labels, runs, strict=True)]
+    if options.wall_s is not None:
+        runs = [replace(run, wall_s=seconds) for run, seconds in zip(runs, options.wall_s, strict=True)]
+    if options.peak_gib is not None:
+        runs = [replace(run, peak_gib=gib) for run, gib in zip(runs, options.peak_gib, strict=True)]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     plot(options.out, runs, options.title)
     write_csv(options.out.with_suffix(".csv"), runs)
-    unknown = [None] * len(runs)
-    costs = zip(runs, options.wall_s or unknown, options.peak_gib or unknown, strict=True)
-    print(table([summarise(*cost) for cost in costs]))
+    print(table([summarise(run) for run in runs]))
     print(f"Curves: {options.out}, numbers: {options.out.with_suffix('.csv')}")
     return 0
 

@@ -215,6 +215,8 @@ def main() -> int:
     arguments = parser.parse_args()
     name = f"{arguments.recipe.stem}-seed{arguments.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = arguments.out or Path("outputs", "demo", name)
+    if run.exists():
+        parser.error(f"--out {run} is there already; a run has a folder of its own")
     run.mkdir(parents=True)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config", str(arguments.recipe)]
     command += [f"trainer.default_local_dir={run}", f"actor_rollout_ref.rollout.seed={arguments.seed}"]

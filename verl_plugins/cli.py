@@ -32,7 +32,7 @@ _TOPK_KEY = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 fine, 1 a problem was found, 2 the command cannot be understood."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(argv)
     # verl and its dependencies warn about themselves on import; none of that is what was asked for.
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -46,6 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # `verl-plugins show RECIPE | head`: the reader has gone, and Python would complain once more on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse, also where flags stand between overrides, as they may on the trainer's own command line."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (arguments.run is not _show or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -150,31 +150,26 @@ def search_folders(recipe: Path) -> list[Path]:
 
 
 def wants_cpu(recipe: Path, argv: Sequence[str]) -> bool:
-    """Whether a run is meant for the CPU: `trainer.device` on the command line, or in the recipe or what it starts from.
+    """Whether a run is for the CPU: `trainer.device` on the command line, in the recipe, or in what it starts from.
 
     Read before Hydra composes anything, since verl chooses its platform while it is being imported.
     """
     typed = [word.split("=", 1)[1] for word in argv if word.startswith("trainer.device=")]
-    return (typed[-1] if typed else _device_of(recipe, set())) == "cpu"
+    return (typed[-1] if typed else _device_of(recipe, search_folders(recipe))) == "cpu"
 
 
-def _device_of(path: Path, seen: set[Path]) -> str | None:
+def _device_of(path: Path, folders: Sequence[Path]) -> str | None:
     import yaml
 
-    if path in seen or not path.is_file():
+    if not path.is_file():
         return None
-    seen.add(path)
     content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     device = (content.get("trainer") or {}).get("device")
     if device is not None:
         return str(device)
-    parts = [part for part in content.get("defaults", []) if isinstance(part, str) and part != "_self_"]
-    for part in reversed(parts):  # of two parts that say it, the later wins
-        for folder in (path.parent, recipes_dir()):
-            found = _device_of(folder / f"{part}.yaml", seen)
-            if found is not None:
-                return found
-    return None
+    # Of two parts that say it, the later wins.
+    parts = [folder / f"{name}.yaml" for name in reversed(_named_in_defaults(content)) for folder in folders]
+    return next((found for part in parts if (found := _device_of(part, folders)) is not None), None)
 
 
 def add_recipes_to_hydra(recipe: Path) -> None:
