@@ -47,7 +47,8 @@ setup-vllm: .venv/.vllm
 world: .venv/.installed
 	@$(PY) tools/make_tiny.py --out $(WORLD)
 
-demo: $(if $(filter vllm,$(ROLLOUT)),.venv/.vllm) world
+demo: .venv/.installed $(if $(filter vllm,$(ROLLOUT)),.venv/.vllm)
+	@$(PY) tools/make_tiny.py --out $(WORLD) --model qwen3
 	@$(PY) tools/run_demo.py $(RECIPE) --seed $(SEED) --steps $(STEPS)
 
 # Fast tests first: a mistake shows within minutes.

@@ -29,17 +29,18 @@ _TEX_HIDDEN = re.compile(
     r"\\iffalse(?![A-Za-z]).*?(?:\\fi(?![A-Za-z])|\Z)|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)", re.DOTALL
 )
 _PHANTOM = re.compile(r"\\[hv]?phantom\s*\{")
-_LABEL = re.compile(
-    r"(?:\b(?:answer|ans|(?:correct|right) (?:option|choice))\b[ \t]*(?:\([^()\n]{0,30}\)|(?:to|for) (?:the|this) "
-    r"(?:question|problem))?[*_`\"' \t]{0,6}"
-    r"(?:(?:is|are|was|equals|would be|will be|must be|should be|comes out to be|comes out to|turns out to be|works "
-    r"out to be|works out to)\b(?:\s+(?:therefore|thus|simply|just|exactly|"
-    r"indeed|now|hence|then)\b)?"
-    r"[*_ \t]{0,4}[:=]?|[:=：])"
-    r"|(?:故选|所以选|因此选|应选|答案选)[择]?[*_ ]{0,4}[:：]?|(?:^|\n)[ *]{0,4}答[*]{0,2}[:：]|答案(?:[是为]|应为|应该是|应是|等于)?[*_ "
-    r"]{0,4}[:：]?|(?:^|\n)[#* \t]{0,8}final answer[#*: \t]{0,8}(?=\n))",
-    re.IGNORECASE,
+_ENGLISH_LABEL = (
+    r"\b(?:answer|ans|(?:correct|right) (?:option|choice))\b[ \t]*"
+    r"(?:\([^()\n]{0,30}\)|(?:to|for) (?:the|this) (?:question|problem))?[*_`\"' \t]{0,6}"
+    r"(?:(?:is|are|was|equals|(?:would|will|must|should) be|(?:comes|works) out to(?: be)?|turns out to be)\b"
+    r"(?:\s+(?:therefore|thus|simply|just|exactly|indeed|now|hence|then)\b)?[*_ \t]{0,4}[:=]?|[:=：])"
 )
+_CHINESE_LABEL = (
+    r"(?:故选|所以选|因此选|应选|答案选)择?[*_ ]{0,4}[:：]?|(?:^|\n)[ *]{0,4}答[*]{0,2}[:：]"
+    r"|答案(?:[是为]|应为|应该是|应是|等于)?[*_ ]{0,4}[:：]?"
+)
+_LABEL_HEADING = r"(?:^|\n)[#* \t]{0,8}final answer[#*: \t]{0,8}(?=\n)"
+_LABEL = re.compile(f"(?:{_ENGLISH_LABEL}|{_CHINESE_LABEL}|{_LABEL_HEADING})", re.IGNORECASE)
 _SUPPOSED = re.compile(
     r"\b(?:suppose|assume|assuming|if|say|says|said|claims?|whether|imagine|guess|hypothes\w+|were|"
     r"think)\s+(?:that\s+)?"
@@ -181,11 +182,9 @@ def _last_mark(text: str) -> tuple[int, str] | None:
     last = None
     for match in _HASH.finditer(text):
         value = plain_unicode(match["value"])
-        if _HASH_VALUE.fullmatch(value) and not _NUMBERED_HEADING.match(value):
-            last = (match.start(), match["value"].strip())
-        elif _HASH_FORMULA.fullmatch(value) or (
-            0 < len(value.strip()) <= 40 and " " not in value.strip() and re.search(r"[0-9\\$]", value)
-        ):
+        number = _HASH_VALUE.fullmatch(value) and not _NUMBERED_HEADING.match(value)
+        word = 0 < len(value.strip()) <= 40 and " " not in value.strip() and re.search(r"[0-9\\$]", value)
+        if number or word or _HASH_FORMULA.fullmatch(value):
             last = (match.start(), match["value"].strip())
     return last
 

@@ -7,6 +7,7 @@ import heapq
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -16,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_START_S = 60.0  # a cold machine may take long to import sympy; this is not counted against an item
-_FIRST_SLICE_S = 0.4
+from reward import limits
+
+_START_S = 120.0  # a cold machine may take long to import sympy; this is not counted against an item
+_FIRST_CPU_S = 0.4
 _PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent)
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from reward.worker import main; main()"
 
@@ -95,8 +98,9 @@ class Worker:
                 raise WorkerLate
             data = os.read(descriptor, 1 << 16)
             if not data:
+                late = self.process.wait() == -signal.SIGXCPU
                 self.stop()
-                raise WorkerDied
+                raise WorkerLate if late else WorkerDied
             self.buffer += data
         line, _, self.buffer = self.buffer.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
@@ -168,17 +172,18 @@ class Pool:
             self._run(worker, job)
 
     def _run(self, worker: Worker, job: _Job) -> None:
-        slice_s = min(job.timeout_s, _FIRST_SLICE_S) if job.priority == 0 else job.timeout_s
+        cpu_s = _FIRST_CPU_S if job.priority == 0 else limits.SYMPY_CPU_S
+        start = time.monotonic()
         try:
-            answer = worker.ask({**job.item, "timeout_s": slice_s})
+            answer = worker.ask({**job.item, "timeout_s": job.timeout_s, "cpu_s": min(cpu_s, job.timeout_s)})
         except WorkerLate:
             answer = {"status": "timeout", "rule": "time limit"}
         except WorkerDied:
             answer = {"status": "error", "rule": "worker died at its memory or CPU limit"}
         except OSError as error:
             answer = {"status": "error", "rule": f"no worker: {error}"}
-        rest = job.timeout_s - slice_s
-        if answer["status"] == "timeout" and rest > 0:
+        rest = job.timeout_s - float(answer.get("elapsed_s", time.monotonic() - start))
+        if answer["status"] == "timeout" and job.priority == 0 and rest > 0.05:
             self._push(1, job.item, rest, job.future)
         else:
             if not job.future.cancelled():

@@ -225,17 +225,11 @@ class Lexer:
             return
         end = _closing_brace(self.text, self.position)
         content = self.text[self.position + 1 : end]
-        connective = _CONNECTIVE_TEXT.fullmatch(content)
-        if connective:
-            self._emit("sep", connective[1].lower())
+        plain = _plain_argument(content)
+        if plain is not None:
+            self._emit(*plain)
         elif not content.strip():
             self.spaced = True
-        elif content.strip() in ("%", "\\%"):
-            self._emit("cmd", "percent")
-        elif content.strip() in (",", ";"):
-            self._emit("op", content.strip())
-        elif content.strip() in words.FUNCTIONS:
-            self._emit("cmd", content.strip())
         elif base := _based_text(content, self.text, end):
             self._emit("base", f"{base['digits']}_{base['base']}")
             self.position = end + 1 + _subscript_length(self.text, end + 1)
@@ -273,6 +267,18 @@ def _based_text(content: str, text: str, end: int) -> re.Match[str] | None:
     if subscript is None:
         return None
     return _BASE.fullmatch(f"{content.strip()}_{{{subscript[1]}}}")
+
+
+def _plain_argument(content: str) -> tuple[str, str] | None:
+    """Return the token of an argument that is a connective, a mark or a function name."""
+    connective, bare = _CONNECTIVE_TEXT.fullmatch(content), content.strip()
+    if connective:
+        return "sep", connective[1].lower()
+    if bare in ("%", "\\%"):
+        return "cmd", "percent"
+    if bare in (",", ";"):
+        return "op", bare
+    return ("cmd", bare) if bare in words.FUNCTIONS else None
 
 
 def _has_vowel(run: str) -> bool:

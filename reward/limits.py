@@ -20,7 +20,7 @@ MAX_PRECISION_BITS = 16_000  # of a numeric zero test
 MAX_PLUS_MINUS = 4  # independent signs in one expression
 MAX_SYMBOLS = 12  # free symbols of one comparison
 MAX_GAMMA_BITS = 1_500  # precision where factorials of non-integers occur
-SYMPY_S = 2.0  # wall seconds of the sympy rung, where timeout_s allows more: what sympy can tell, it tells sooner
+SYMPY_CPU_S = 2.0  # CPU seconds of the sympy rung: what sympy can tell, it tells sooner; timeout_s bounds the wall
 IN_PROCESS_CPU_S = 0.5  # CPU seconds of this thread for one comparison: waiting for other threads does not count
 
 

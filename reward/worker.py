@@ -27,12 +27,18 @@ def _on_alarm(_signal: int, _frame: FrameType | None) -> None:
     raise _Late
 
 
-def _limit(timeout_s: float) -> None:
-    """Arm the alarm, and the CPU limit behind it for code that never returns to the interpreter."""
+def _limit(timeout_s: float, cpu_s: float) -> None:
+    """Arm a wall and a CPU alarm, and the kernel's CPU limit behind them for code that never returns."""
     used = time.process_time()
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used + timeout_s * 1.1) + 2, hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used + cpu_s * 1.1) + 2, hard))
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+
+
+def _disarm() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _watch_parent() -> None:
@@ -80,11 +86,11 @@ def _answer(item: dict[str, Any]) -> dict[str, Any]:
 def _reply(item: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     try:
-        _limit(item["timeout_s"])
+        _limit(item["timeout_s"], item.get("cpu_s", item["timeout_s"]))
         try:
             reply = _answer(item)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _disarm()
     except _Late:
         reply = {"status": "timeout", "rule": "time limit", "answer": None, "gold": ""}
     except MemoryError:
@@ -101,6 +107,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, _on_alarm)
+    signal.signal(signal.SIGPROF, _on_alarm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_watch_parent, daemon=True).start()
     for line in sys.stdin.buffer:
