@@ -28,7 +28,7 @@ def assert_ended_with_the_reason(run, code, *words):
 @pytest.mark.parametrize(
     ("title", "named"),
     [
-        ("HFCPUServer", "rollout server"),
+        ("HFCPUServer", "class_name: HFCPUServer"),
         ("TopKAgentLoopWorker", "agent loop worker"),
         ("WorkerDict", "WorkerDict"),
     ],
