@@ -74,7 +74,11 @@ def _equations(a: Node, g: Node) -> Outcome:
     if solved is None or (_has_equality(g) and not relations.names_one_quantity(solved)):
         return Outcome(False, "equation")
     value = prepare(solved.value)
-    if value.op == "tuple" and plain.op == "list" and any(label.op == "tuple" for label in solved.labels):
+    pair = next((label for label in solved.labels if label.op == "tuple"), None)
+    if value.op == "tuple" and plain.op == "list" and pair is not None:
+        if _relational(plain, plain):
+            listed = _assigned(plain, tuple(arg.name for arg in pair.args))
+            return Outcome(False, "label") if listed is None else _tuples(value, listed)
         return _elementwise(value.args, plain.args, "labelled tuple")  # (x, y) = (1, 2) for the gold "1, 2"
     outcome = _same(value, plain) if _has_equality(a) else _same(plain, value)
     return Outcome(outcome.same, f"labelled value: {outcome.rule}")
@@ -155,13 +159,16 @@ def _point_and_list(a: Node, g: Node) -> Outcome:
     return _tuples(listed, g) if a.op == "list" else _tuples(a, listed)
 
 
-def _assigned(node: Node) -> Node | None:
-    """Return the point that "x = 1, y = 2" names; the letters must stand in alphabetical order."""
+def _assigned(node: Node, order: tuple[str, ...] = ()) -> Node | None:
+    """Return the point that "x = 1, y = 2" names, in the given order of letters, else in alphabetical order."""
     solved = [relations.solve(arg) if _has_equality(arg) else None for arg in node.args]
     names = [s.labels[0].name for s in solved if s is not None and len(s.labels) == 1 and s.labels[0].op == "sym"]
-    if len(names) != len(solved) or len(set(names)) != len(names) or names != sorted(names):
+    values = dict(zip(names, (s.value for s in solved if s is not None), strict=False))
+    if len(names) != len(solved) or len(values) != len(names) or set(order or names) != set(names):
         return None
-    return Node("tuple", tuple(s.value for s in solved if s is not None), "()")
+    if not order and names != sorted(names):
+        return None
+    return Node("tuple", tuple(values[name] for name in order or names), "()")
 
 
 def _members(node: Node) -> list[Node]:

@@ -79,7 +79,10 @@ NOT_A_UNIT = frozenset(
     "approximately about roughly around almost nearly between from to through least most other another except unless "
     "if when where with for all any some each every unknown undefined something answer solution true correct "
     "base power root raised percentage negative positive rejected excluded hundred thousand million billion trillion "
-    "dozen one two three four five six seven eight nine ten zero so because since".split()
+    "dozen one two three four five six seven eight nine ten zero so because since below under halves "
+    "thirds fourth fourths quarters fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth "
+    "tenths "
+    "hundredth hundredths thousandth thousandths millionth millionths twice double triple reciprocal inverse".split()
 )
 _UPRIGHT_UNIT_WORD = re.compile(r"[A-Za-z]+")
 

@@ -125,6 +125,8 @@ def start(recipe: str, world: Path, folder: Path, *overrides: str, **environment
             stdin=subprocess.DEVNULL,
             env={**os.environ, _MARK: mark, **environment},
             start_new_session=True,
+            # A test suite in the background ignores the interrupt, and what it starts would too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     return TrainerRun(folder=folder, process=process, mark=mark)
 

@@ -212,7 +212,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, help="folder of this run; default outputs/demo/RECIPE-seedN-TIME")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     name = f"{arguments.recipe.stem}-seed{arguments.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = arguments.out or Path("outputs", "demo", name)
     if run.exists():

@@ -48,11 +48,11 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 class Settings:
     """One choice of what a recipe sets; the names are verl's where verl has one."""
 
-    steps: int = 80
+    steps: int = 60
     prompts: int = 16
     samples: int = 8
     mini_batches: int = 4
-    lr: float = 3e-4
+    lr: float = 2e-4
     loss_mode: str = "pdm_topk_kl"
     delta: float = 0.05
     topk: int = 20

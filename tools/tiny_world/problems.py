@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from . import words
@@ -54,6 +54,11 @@ class Problem:
         """The text the user asks."""
         return _QUESTIONS[self.task](self)
 
+    def prefix(self, num_steps: int) -> Problem:
+        """The same problem, ending after its first steps."""
+        kept = self.story[: 2 + num_steps] if self.story else ()
+        return replace(self, deltas=self.deltas[:num_steps], story=kept)
+
     def solution(self, slip: int | None = None, error: int = 0) -> str:
         """The worked solution, ending in a boxed answer.
 
@@ -80,7 +85,7 @@ def draw_problem(task: Task, rng: random.Random) -> Problem:
         return Problem("chain", start, _draw_deltas(start, rng.randint(6, 14), rng))
     if task == "worded":
         start = rng.randint(20, 79)
-        deltas = _draw_deltas(start, rng.randint(1, 3), rng)
+        deltas = _draw_deltas(start, rng.randint(2, 5), rng)
         return Problem("worded", start, deltas, _draw_story(deltas, rng))
     raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
 
@@ -174,7 +179,7 @@ def _chain_question(problem: Problem) -> str:
 
 def _chain_solution(problem: Problem, values: list[int]) -> str:
     lines = [f"{label}{delta:+d}={after}\n" for label, delta, after in zip(LABELS, problem.deltas, values[1:], strict=False)]
-    return "".join(lines) + f"\\boxed{{{values[-1]}}}"
+    return f"a={values[0]}\n" + "".join(lines) + f"\\boxed{{{values[-1]}}}"
 
 
 def _worded_question(problem: Problem) -> str:

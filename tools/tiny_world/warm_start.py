@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -26,12 +27,15 @@ _IGNORED = -100
 class WarmStart:
     """How long and on what to train.
 
-    `skill_steps` see right solutions only; then `slip_steps` see right ones with probability `correct_share`.
+    `skill_steps` see right solutions only; then `slip_steps` see right ones with probability `correct_share`. Over the
+    first `growth_share` of the skill phase problems grow from one step to their full length: copying is learned on short
+    texts, where a training step is cheap.
     """
 
     skill_steps: int
     slip_steps: int
     correct_share: float
+    growth_share: float = 0.7
     batch_size: int = 64
     learning_rate: float = 4e-3
     slip_learning_rate: float = 1e-3
@@ -56,15 +60,17 @@ def warm_start(
         report: called now and then with step, number of steps and loss in nats per token.
     """
     rng = random.Random(f"warm start {seed}")
-    prompts = {problem: encode_prompt(tokenizer, problem.question) for problem in problems}
+    prompts = cache(partial(encode_prompt, tokenizer))
+    most_steps = max(len(problem.deltas) for problem in problems)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
     total = settings.skill_steps + settings.slip_steps
     model.train()
     for step in range(total):
         slipping = step >= settings.skill_steps
         share = settings.correct_share if slipping else 1.0
-        batch = rng.choices(problems, k=settings.batch_size)
-        pairs = [(prompts[p], encode_response(tokenizer, draw_solution(p, share, rng))) for p in batch]
+        longest = math.ceil(most_steps * min(1.0, (step + 1) / (settings.growth_share * settings.skill_steps)))
+        batch = [problem.prefix(longest) for problem in rng.choices(problems, k=settings.batch_size)]
+        pairs = [(prompts(p.question), encode_response(tokenizer, draw_solution(p, share, rng))) for p in batch]
         loss = response_loss(model, *stack(pairs, tokenizer.pad_token_id))
         for group in optimizer.param_groups:
             group["lr"] = _learning_rate(step, settings)
