@@ -15,7 +15,7 @@ endif
 PYTEST := VERL_PLUGINS_TEST_WORLD=$(WORLD) OMP_NUM_THREADS=1 $(PY) -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm world demo test test-fast test-all lint lock clean
+.PHONY: help setup setup-vllm world demo test test-fast test-all test-megatron lint lock clean
 
 help:
 	@echo "make demo        train a tiny model with PDM on this CPU; ROLLOUT=hf_cpu|vllm SEED=0 STEPS=60"
@@ -52,16 +52,26 @@ demo: .venv/.installed $(if $(filter vllm,$(ROLLOUT)),.venv/.vllm)
 	@$(PY) tools/run_demo.py $(RECIPE) --seed $(SEED) --steps $(STEPS)
 
 # Fast tests first: a mistake shows within minutes.
+FAST := not slow and not end_to_end and not vllm
 test: .venv/.installed world
-	$(PYTEST) -m "not slow and not end_to_end"
-	$(PYTEST) -m "not slow and end_to_end"
+	$(PYTEST) -m "$(FAST)"
+	VERL_PLUGINS_TEST_WORLD=$(CURDIR)/$(WORLD) $(PYTEST) -m "not slow and (end_to_end or vllm)"
 
 test-fast: .venv/.installed
-	$(PYTEST) -m "not slow and not end_to_end"
+	$(PYTEST) -m "$(FAST)"
 
-test-all: .venv/.installed world
-	$(PYTEST) -m "not end_to_end"
-	$(PYTEST) -m "end_to_end"
+test-all: .venv/.installed world test-megatron
+	$(PYTEST) -m "not end_to_end and not vllm"
+	VERL_PLUGINS_TEST_WORLD=$(CURDIR)/$(WORLD) $(PYTEST) -m "end_to_end or vllm"
+
+# Megatron lives in a folder of its own: where it is found, every process of verl imports it.
+test-megatron: .venv/.megatron
+	PYTHONPATH=.venv/megatron $(PYTEST) tests/topk/test_engines_megatron.py
+
+.venv/.megatron: .venv/.installed requirements/megatron.txt
+	@$(PY) -m pip install --quiet --no-deps --disable-pip-version-check --upgrade --target .venv/megatron \
+		-r requirements/megatron.txt
+	@touch $@
 
 lint: .venv/.installed
 	$(PY) -m ruff check .

@@ -33,9 +33,9 @@ def is_label(node: Node) -> bool:
 
 
 def _is_term(node: Node) -> bool:
-    """Return whether a summand is a letter, or a positive whole number times letters."""
+    """Return whether a summand is a letter, or a power of ten times letters as answer formats ask for."""
     parts = node.args if node.op == "mul" else (node,)
-    rest = parts[1:] if len(parts) > 1 and parts[0].op == "num" else parts
+    rest = parts[1:] if len(parts) > 1 and parts[0].value in (10, 100, 1000, 10_000) else parts
     return all(part.op == "sym" for part in rest)
 
 

@@ -219,8 +219,18 @@ def _distinct(items: list[Node]) -> list[Node]:
 
 
 def _lists(a: Node, g: Node) -> Outcome:
+    if _names_letters(g) and not _relational(a, a):
+        return _elementwise(a.args, g.args, "assignments in order")
     found = _collections(a, g)
     return found if found.same or not _relational(a, g) else _sets(a, g)
+
+
+def _names_letters(node: Node) -> bool:
+    """Return whether a list assigns to different letters: then its values have an order; x_1, x_2 have none."""
+    if node.op != "list" or not all(_has_equality(arg) and arg.args[0].op == "sym" for arg in node.args):
+        return False
+    letters = {arg.args[0].name.partition("_")[0] for arg in node.args}
+    return len(letters) == len(node.args)
 
 
 def _relational(a: Node, g: Node) -> bool:

@@ -18,6 +18,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+ACCURACY_PANEL = "accuracy on held-out problems"
+DIVERGENCE_PANEL = "divergence D from the anchor (log scale)"
+_STYLES = ("-", "--", ":")
 
 DEFAULT_NAME = "metrics.jsonl"
 """What our trainer calls the file in the folder of a run."""
@@ -173,43 +178,43 @@ def _panels(run: Run) -> dict[str, dict[str, str | None]]:
     """Title of each panel to its lines: their names and metrics."""
     return {
         "reward (training batch)": {"": run.first_present(REWARD_KEYS)},
-        "accuracy on held-out problems": {"sampled": run.accuracy_key(), "greedy": run.greedy_key()},
+        ACCURACY_PANEL: {"sampled": run.accuracy_key(), "greedy": run.greedy_key()},
         "masked share of tokens": dict(MASK_KEYS),
-        "divergence D from the anchor": dict(DIVERGENCE_KEYS),
+        DIVERGENCE_PANEL: dict(DIVERGENCE_KEYS),
     }
 
 
 def plot(path: Path, runs: Sequence[Run], title: str = "") -> None:
-    """Draw the four panels; runs differ by colour, lines of one panel by style."""
+    """Draw the four panels; several runs differ by colour, lines of one panel by style."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
-    by_title = dict(zip(_panels(runs[0]), axes.flat, strict=True))
-    for number, run in enumerate(runs):
-        for panel, lines in _panels(run).items():
-            for style, (name, key) in zip(("-", "--", ":"), lines.items(), strict=False):
+    panels = [_panels(run) for run in runs]
+    for axis, panel in zip(axes.flat, panels[0], strict=True):
+        named: dict[str, Any] = {}
+        for number, run in enumerate(runs):
+            for position, (name, key) in enumerate(panels[number][panel].items()):
                 points = run.series(key) if key else []
                 if not points:
                     continue
-                label = " ".join(part for part in (run.label if len(runs) > 1 else "", name) if part)
-                by_title[panel].plot(
-                    *zip(*points, strict=True),
-                    linestyle=style,
-                    marker="o" if "accuracy" in panel else "",
-                    markersize=4,
-                    color=f"C{number % 10}" if len(runs) > 1 else None,
-                    label=label or None,
-                )
-    for panel, axis in by_title.items():
+                style = {"linestyle": _STYLES[position], "color": f"C{number if len(runs) > 1 else position}"}
+                marker = "o" if panel == ACCURACY_PANEL else ""
+                (line,) = axis.plot(*zip(*points, strict=True), marker=marker, markersize=4, **style)
+                named.setdefault(name, line)
         axis.set(title=panel, xlabel="step")
         axis.grid(alpha=0.3)
-        if axis.get_legend_handles_labels()[1]:
-            axis.legend(fontsize=8)
-        if not axis.lines:
+        if not named:
             axis.text(0.5, 0.5, "not logged", ha="center", va="center", transform=axis.transAxes, color="0.5")
+        elif panel == DIVERGENCE_PANEL:
+            axis.set_yscale("log")
+        if len(named) > 1:
+            axis.legend(named.values(), named.keys(), fontsize=8)
+    if len(runs) > 1:
+        colours = [plt.Line2D([], [], color=f"C{number}", label=run.label) for number, run in enumerate(runs)]
+        figure.legend(handles=colours, loc="outside lower center", ncols=4, fontsize=9)
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -192,8 +192,8 @@ def _report_lines(report: Report) -> Iterator[str]:
         yield f"  {kind:<16} FAILED"
         yield textwrap.indent(trace.rstrip(), "    ")
     yield "recipes"
-    for missing, names in _by_what_is_missing(report).items():
-        yield _wrapped(f"{', '.join(names)}: {'not ready' if missing else 'ready'}", "  ")
+    for missing, recipes in _by_what_is_missing(report).items():
+        yield _wrapped(f"{', '.join(recipes)}: {'not ready' if missing else 'ready'}", "  ")
         for text in missing:
             yield _wrapped(text, "      ", "    - ")
     ready = sum(not missing for missing in report.recipes.values())

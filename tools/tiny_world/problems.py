@@ -20,8 +20,8 @@ TASKS: tuple[Task, ...] = ("sum", "chain", "worded")
 _MOST_MISSES = 200_000
 # Collecting all 4,095 sums by chance takes about 40,000 draws.
 
-LABELS = "bcdefghijklmnop"
-"""Names of a chain's steps; the start value is `a`."""
+LABELS = "abcdefghijklmnop"
+"""Names of a chain's start value and steps, in this order."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,14 @@ class Problem:
     """A start value and signed steps, with the words of its story.
 
     `deltas` are what each step adds; every partial result is 0 or more. `story` holds the name, the noun and, for each
-    step, the verb phrase; it is empty except for the task `worded`.
+    step, the verb phrase; it is empty except for the task `worded`. `label` says which letter a chain starts with.
     """
 
     task: Task
     start: int
     deltas: tuple[int, ...]
     story: tuple[str, ...] = ()
+    label: int = 0
 
     @property
     def answer(self) -> int:
@@ -47,17 +48,23 @@ class Problem:
         """What makes two problems the same one; for a sum the order of its two terms does not."""
         if self.task == "sum":
             return ("sum", *sorted((self.start, self.deltas[0])))
-        return (self.task, self.start, self.deltas, self.story)
+        return (self.task, self.label, self.start, self.deltas, self.story)
 
     @property
     def question(self) -> str:
         """The text the user asks."""
         return _QUESTIONS[self.task](self)
 
-    def prefix(self, num_steps: int) -> Problem:
-        """The same problem, ending after its first steps."""
-        kept = self.story[: 2 + num_steps] if self.story else ()
-        return replace(self, deltas=self.deltas[:num_steps], story=kept)
+    def window(self, first: int, num_steps: int) -> Problem:
+        """The part of the problem that starts with what is there before step `first` and takes `num_steps` steps."""
+        end = first + num_steps
+        return replace(
+            self,
+            start=self.start + sum(self.deltas[:first]),
+            deltas=self.deltas[first:end],
+            story=self.story[:2] + self.story[2 + first : 2 + end],
+            label=self.label + first,
+        )
 
     def solution(self, slip: int | None = None, error: int = 0) -> str:
         """The worked solution, ending in a boxed answer.
@@ -173,13 +180,16 @@ def _sum_solution(problem: Problem, values: list[int]) -> str:
 
 
 def _chain_question(problem: Problem) -> str:
-    steps = (f"{label}{delta:+d}" for label, delta in zip(LABELS, problem.deltas, strict=False))
-    return f"a{problem.start}" + "".join(steps)
+    labels = LABELS[problem.label :]
+    steps = (f"{label}{delta:+d}" for label, delta in zip(labels[1:], problem.deltas, strict=False))
+    return f"{labels[0]}{problem.start}" + "".join(steps)
 
 
 def _chain_solution(problem: Problem, values: list[int]) -> str:
-    lines = [f"{label}{delta:+d}={after}\n" for label, delta, after in zip(LABELS, problem.deltas, values[1:], strict=False)]
-    return f"a={values[0]}\n" + "".join(lines) + f"\\boxed{{{values[-1]}}}"
+    labels = LABELS[problem.label :]
+    steps = zip(labels[1:], problem.deltas, values[1:], strict=False)
+    lines = [f"{labels[0]}={values[0]}", *(f"{label}{delta:+d}={after}" for label, delta, after in steps)]
+    return "\n".join([*lines, f"\\boxed{{{values[-1]}}}"])
 
 
 def _worded_question(problem: Problem) -> str:

@@ -27,15 +27,13 @@ _IGNORED = -100
 class WarmStart:
     """How long and on what to train.
 
-    `skill_steps` see right solutions only; then `slip_steps` see right ones with probability `correct_share`. Over the
-    first `growth_share` of the skill phase problems grow from one step to their full length: copying is learned on short
-    texts, where a training step is cheap.
+    `skill_steps` see right solutions only; then `slip_steps` see right ones with probability `correct_share`. The skill
+    phase trains on excerpts, more often on short ones: copying and adding are learned faster there.
     """
 
     skill_steps: int
     slip_steps: int
     correct_share: float
-    growth_share: float = 0.7
     batch_size: int = 64
     learning_rate: float = 4e-3
     slip_learning_rate: float = 1e-3
@@ -47,6 +45,7 @@ def warm_start(
     problems: Sequence[Problem],
     settings: WarmStart,
     seed: int,
+    held_out: frozenset[object],
     report: Callable[[int, int, float], None],
 ) -> None:
     """Train the model in place.
@@ -57,19 +56,20 @@ def warm_start(
         problems: the supervised split.
         settings: lengths, batch and learning rates.
         seed: order of the problems and choice of the slips.
+        held_out: keys of the problems that must never be trained on.
         report: called now and then with step, number of steps and loss in nats per token.
     """
     rng = random.Random(f"warm start {seed}")
     prompts = cache(partial(encode_prompt, tokenizer))
-    most_steps = max(len(problem.deltas) for problem in problems)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
     total = settings.skill_steps + settings.slip_steps
     model.train()
     for step in range(total):
         slipping = step >= settings.skill_steps
         share = settings.correct_share if slipping else 1.0
-        longest = math.ceil(most_steps * min(1.0, (step + 1) / (settings.growth_share * settings.skill_steps)))
-        batch = [problem.prefix(longest) for problem in rng.choices(problems, k=settings.batch_size)]
+        batch = rng.choices(problems, k=settings.batch_size)
+        if not slipping:
+            batch = _excerpts(batch, held_out, rng)
         pairs = [(prompts(p.question), encode_response(tokenizer, draw_solution(p, share, rng))) for p in batch]
         loss = response_loss(model, *stack(pairs, tokenizer.pad_token_id))
         for group in optimizer.param_groups:
@@ -81,6 +81,24 @@ def warm_start(
         if (step + 1) % 50 == 0 or step + 1 == total:
             report(step + 1, total, loss.item())
     model.eval()
+
+
+def _excerpts(problems: Sequence[Problem], held_out: frozenset[object], rng: random.Random) -> list[Problem]:
+    """One excerpt of each problem, all of one length, which is drawn with probability proportional to 1/length.
+
+    One length for the whole batch leaves no padding; the rare excerpt that is a held-out problem is replaced by its
+    source.
+    """
+    most = max(len(problem.deltas) for problem in problems)
+    if most == 1:
+        return list(problems)
+    length = rng.choices(range(1, most + 1), weights=[1 / n for n in range(1, most + 1)])[0]
+    excerpts = []
+    for problem in problems:
+        first = rng.randint(0, max(0, len(problem.deltas) - length))
+        excerpt = problem.window(first, length)
+        excerpts.append(problem if excerpt.key in held_out else excerpt)
+    return excerpts
 
 
 def _learning_rate(step: int, settings: WarmStart) -> float:

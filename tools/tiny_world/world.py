@@ -141,15 +141,16 @@ def build_warm_model(
     disable_progress_bar()
     problems, tokenizer = splits(task, settings, seed), build_tokenizer()
     model = build_model(kind, seed, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
-    warm_start(model, tokenizer, problems["warm"], settings.warm[kind], seed, report)
+    held_out = frozenset(problem.key for problem in problems["test"])
+    warm_start(model, tokenizer, problems["warm"], settings.warm[kind], seed, held_out, report)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    held_out = problems["test"][:128]
+    measured = problems["test"][:128]
     return {
         "sampled_accuracy": accuracy(
-            model, tokenizer, held_out, max_tokens=settings.max_tokens, temperature=1.0, samples=4, seed=seed
+            model, tokenizer, measured, max_tokens=settings.max_tokens, temperature=1.0, samples=4, seed=seed
         ),
-        "greedy_accuracy": accuracy(model, tokenizer, held_out, max_tokens=settings.max_tokens, temperature=0.0),
+        "greedy_accuracy": accuracy(model, tokenizer, measured, max_tokens=settings.max_tokens, temperature=0.0),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
 

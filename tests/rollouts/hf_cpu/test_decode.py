@@ -251,6 +251,7 @@ def test_bfloat16_weights_sample_in_float32():
     np.testing.assert_allclose(got.logps[0], law[got.token_ids[0]], atol=2e-2)
 
 
+@pytest.mark.slow  # a time: on a busy machine it says more about its neighbours
 def test_twenty_columns_cost_at_most_15_percent_more_than_one(dense: PreTrainedModel):
     def seconds(k: int) -> float:
         extra = {"rollout_topk": k}
@@ -263,5 +264,5 @@ def test_twenty_columns_cost_at_most_15_percent_more_than_one(dense: PreTrainedM
 
     seconds(1), seconds(20)
     pairs = [(seconds(1), seconds(20)) for _ in range(9)]
-    one, twenty = (float(np.median(column)) for column in zip(*pairs, strict=True))
+    one, twenty = (min(column) for column in zip(*pairs, strict=True))
     assert twenty <= 1.15 * one, f"K=20 took {twenty:.3f} s, K=1 {one:.3f} s"
