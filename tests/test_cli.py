@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_plugins import cli, doctor, environment
 from verl_plugins.compose import ABSENT, ComposeError, changes, compose, verl_defaults
@@ -242,15 +242,6 @@ def test_an_argument_that_is_not_there(words: list[str], capsys: pytest.CaptureF
         cli.main(words)
     assert stop.value.code == 2
     assert "unrecognized arguments" in capsys.readouterr().err
-
-
-def test_compose_is_what_verls_command_line_composes(stub_files: list[str], repository: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", "--config", "tiny_dppo"]
-    words = [*stub_files, "trainer.nnodes=3", "+ray_kwargs.ray_init.address=auto"]
-    done = subprocess.run(
-        [*command, *words, "--cfg", "job"], capture_output=True, text=True, cwd=repository, timeout=300, check=True
-    )
-    assert OmegaConf.create(done.stdout) == compose(find_recipe("tiny_dppo"), words)
 
 
 def test_changes_against_the_defaults_of_the_same_engine(composed: Callable[..., DictConfig]) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from verl_plugins.launch import (
     RecipeError,
@@ -179,12 +180,16 @@ def run_main_ppo(*words: str, cwd: Path, **variables: str) -> subprocess.Complet
 
 
 def test_the_users_own_file_of_a_shipped_name_runs_beside_hydras_flags(tmp_path: Path) -> None:
-    write(tmp_path / "runs" / "tiny_pdm.yaml", "defaults: [ppo_trainer, _base/plugin, _self_]\n" + MINE)
-    done = run_main_ppo("--config", "runs/tiny_pdm.yaml", "trainer.project_name=typed", "--cfg", "job", cwd=tmp_path)
+    from verl_plugins.compose import compose
+
+    recipe = write(tmp_path / "runs" / "tiny_pdm.yaml", "defaults: [ppo_trainer, _base/plugin, _self_]\n" + MINE)
+    words = ["trainer.project_name=typed", "+ray_kwargs.ray_init.address=auto"]
+    done = run_main_ppo("--config", "runs/tiny_pdm.yaml", *words, "--cfg", "job", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "  experiment_name: mine" in done.stdout
-    assert "  project_name: typed" in done.stdout
-    assert "_target_: verl_plugins.config.PolicyLoss" in done.stdout  # of the shipped part that it starts from
+    printed = OmegaConf.create(done.stdout)
+    assert printed.trainer.experiment_name == "mine"
+    assert printed.actor_rollout_ref.actor.policy_loss._target_ == "verl_plugins.config.PolicyLoss"
+    assert printed == compose(recipe, words)  # which is what `verl-plugins show` explains
 
 
 def test_a_wrong_path_ends_the_program_with_the_reason(tmp_path: Path) -> None:

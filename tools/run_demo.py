@@ -25,7 +25,7 @@ MEMORY_EVERY_S = 5.0
 STOP_S = 20.0
 MASKED, DIVERGENCE = "actor/masked_share", "actor/divergence_mean"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_WORKER = re.compile(r"^\([^)]*pid=\d+[^)]*\)\s*")
+_WORKER = re.compile(r"^\((?P<name>\w+)[^)]*pid=\d+[^)]*\)\s*")
 _ERROR = re.compile(r"^(?:[\w.]*(?:Error|Exception|Exit|Died)\b.*:|verl_plugins: |\s+\d+\. )")
 _ADVICE = {
     "this run is refused": "Correct what is named above; `.venv/bin/verl-plugins show RECIPE` checks without starting.",
@@ -145,9 +145,15 @@ def follow(process: subprocess.Popen[bytes], run: Path, steps: int, memory: Memo
     started = last_news = time.monotonic()
     last_memory = 0.0
     training, running = False, True
+    workers: dict[str, None] = {}
     while running:
         running = process.poll() is None
-        news = [line for line in log.lines() if line.startswith("verl_plugins")]
+        news = []
+        for line in log.lines():
+            if line.startswith("verl_plugins"):
+                news.append(line)
+            elif speaker := _WORKER.match(_ANSI.sub("", line)):
+                workers[speaker["name"]] = None
         for line in metrics.lines():
             training = True
             news.append(step_line(json.loads(line), steps))
@@ -156,7 +162,7 @@ def follow(process: subprocess.Popen[bytes], run: Path, steps: int, memory: Memo
             print("\n".join(news), flush=True)
             last_news = now
         elif now - last_news > QUIET_S:
-            what = "training" if training else "verl starts its processes"
+            what = "training" if training else f"verl starts its processes: {', '.join(workers) or 'Ray first'}"
             print(f"... {now - started:.0f} s, {what}", flush=True)
             last_news = now
         if running and now - last_memory > MEMORY_EVERY_S:

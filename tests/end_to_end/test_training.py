@@ -38,6 +38,8 @@ def assert_probabilities_agree(rows):
         assert row["training/rollout_probs_diff_mean"] <= 1e-6, step
         assert row["training/rollout_probs_diff_max"] <= 1e-5, step
         assert row["actor/divergence_first"] <= 1e-6, step
+        # Each K-list holds its own token, with the log-probability that verl carries beside it.
+        assert row.get("actor/list_mismatch_max", 0.0) <= 1e-6, step
 
 
 def assert_masks_acted(rows):
@@ -92,6 +94,7 @@ def test_two_ranks_of_a_mixture_of_experts(world, tmp_path):
     assert_probabilities_agree(run.rows)
     assert_masks_acted(run.rows)
     assert "tail: exact" in run.log
+    assert "actor/list_mismatch_max" in run.rows[1]
 
 
 def test_anchor_old_recomputes_the_lists(world, tmp_path):

@@ -154,6 +154,14 @@ def test_other_losses_run_on_verls_engine_unchanged(engine):
     assert not any(name.startswith("actor/divergence") for name in metrics)
 
 
+def test_lists_of_other_tokens_are_seen(engine):
+    batch = make_batch(engine, noise=0.3)
+    loss = actor_loss({"loss_mode": "pdm_topk_kl"})
+    assert run_loss(engine, batch, loss, micro=2)[1]["actor/list_mismatch_max"][0] < 1e-6
+    batch["rollout_log_probs"] = batch["rollout_log_probs"] + 0.01
+    assert run_loss(engine, batch, loss, micro=2)[1]["actor/list_mismatch_max"][0] == pytest.approx(0.01, abs=1e-6)
+
+
 def test_missing_lists_are_named(engine):
     batch = make_batch(engine, noise=0.3).exclude("rollout_topk_ids", "rollout_topk_logprobs")
     with pytest.raises(ValueError, match=r"rollout\.custom\.topk"):

@@ -57,9 +57,12 @@ def mini_batch_metrics(
     totals = torch.stack([count, *(term_N.sum() for term_N in sums.values())]).double()
     if group is not None and dist.is_initialized() and dist.get_world_size(group) > 1:
         dist.all_reduce(totals, group=group)
-    tails = torch.cat([_quantiles(divergence_N), _largest(divergence_N), _largest(joined["ratio"])])
+    largest = {"divergence": divergence_N, "importance_ratio": joined["ratio"]}
+    if "list_mismatch" in joined:
+        largest["list_mismatch"] = joined["list_mismatch"]
+    tails = torch.cat([_quantiles(divergence_N), *(_largest(values_N) for values_N in largest.values())])
     values = torch.cat([totals[1:] / totals[0].clamp(min=1.0), tails.double()]).tolist()
-    names = [*sums, *(f"divergence_{name}" for name in _QUANTILES), "divergence_max", "importance_ratio_max"]
+    names = [*sums, *(f"divergence_{name}" for name in _QUANTILES), *(f"{name}_max" for name in largest)]
     metrics = {f"actor/{name}": value for name, value in zip(names, values, strict=True)}
     if first:
         metrics["actor/divergence_first"] = metrics["actor/divergence_mean"]

@@ -149,6 +149,8 @@ def _observe(
         other_BT = by_ratio_BT if region.direction == "predicted" else by_prediction_BT
         signals.observed["masked_here_only"] = (~kept_BT & ~other_BT)[seen]
         signals.observed["directions_disagree"] = (by_ratio_BT ^ by_prediction_BT)[seen]
+    if signals.carried_logp_BT is not None:
+        signals.observed["list_mismatch"] = (signals.anchor_logp_BT - signals.carried_logp_BT).abs()[seen]
     if signals.tail_mass_BT is not None:
         signals.observed["tail_mass"] = signals.tail_mass_BT[seen]
 

@@ -44,7 +44,10 @@ class BoundLoss:
     def _signals(self, model_output: dict[str, Any], data: TensorDict) -> TokenSignals:
         if self.region.needs_topk:
             found = {name: no_padding_2_padding(model_output.pop(name), data).float() for name in MEASURES}
-            return TokenSignals(**{f"{name}_BT": value_BT for name, value_BT in found.items()})
+            signals = TokenSignals(**{f"{name}_BT": value_BT for name, value_BT in found.items()})
+            if self.region.anchor == "rollout" and "rollout_log_probs" in data.keys():
+                signals.carried_logp_BT = data["rollout_log_probs"].to_padded_tensor(0.0).float()
+            return signals
         field = "rollout_log_probs" if self.region.anchor == "rollout" else "old_log_probs"
         if field not in data.keys():
             raise ValueError(
