@@ -102,7 +102,7 @@ def make_batch(size: Size, dtype: torch.dtype) -> Batch:
 
 def make_config(variant: str) -> Any:
     """verl's actor configuration with the loss of one variant."""
-    chosen = {} if variant == BASELINE else {"policy_loss": PolicyLoss(loss_mode="pdm_topk_kl", tail=variant)}
+    chosen: dict[str, Any] = {} if variant == BASELINE else {"policy_loss": PolicyLoss(loss_mode="pdm_topk_kl", tail=variant)}
     return ActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, **chosen)
 
 
@@ -110,7 +110,7 @@ def run_loss(variant: str, batch: Batch, config: Any) -> None:
     """From logits to backward, with the functions that a training step calls."""
     batch.logits_NV.grad = None
     logp_N = logprobs_from_logits(batch.logits_NV, batch.labels_N)
-    arguments = {
+    arguments: dict[str, Any] = {
         "old_log_prob": batch.old_logp_BT,
         "log_prob": logp_N.view(batch.old_logp_BT.shape),
         "advantages": batch.advantages_BT,

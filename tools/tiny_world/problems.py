@@ -92,7 +92,7 @@ def draw_problem(task: Task, rng: random.Random) -> Problem:
         return Problem("chain", start, _draw_deltas(start, rng.randint(6, 14), rng))
     if task == "worded":
         start = rng.randint(20, 79)
-        deltas = _draw_deltas(start, rng.randint(2, 5), rng)
+        deltas = _draw_deltas(start, rng.randint(2, 4), rng)
         return Problem("worded", start, deltas, _draw_story(deltas, rng))
     raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
 
@@ -150,11 +150,11 @@ def _partials(problem: Problem) -> list[int]:
 
 
 def _draw_deltas(start: int, count: int, rng: random.Random) -> tuple[int, ...]:
-    """Steps of one digit that keep every partial result within 10 and 99."""
+    """Steps of 1 to 5 up or down that keep every partial result within 10 and 99."""
     deltas: list[int] = []
     total = start
     for _ in range(count):
-        delta = rng.choice([delta for delta in range(-9, 10) if delta and 10 <= total + delta <= 99])
+        delta = rng.choice([delta for delta in range(-5, 6) if delta and 10 <= total + delta <= 99])
         deltas.append(delta)
         total += delta
     return tuple(deltas)
