@@ -123,7 +123,8 @@ def start(recipe: str, world: Path, folder: Path, *overrides: str, **environment
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, _MARK: mark, **environment},
+            # Ray gives its workers niceness 15: on a busy machine they would not even start in time.
+            env={"RAY_worker_niceness": "0", **os.environ, _MARK: mark, **environment},
             start_new_session=True,
             # A test suite in the background ignores the interrupt, and what it starts would too.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

@@ -102,7 +102,9 @@ def make_batch(size: Size, dtype: torch.dtype) -> Batch:
 
 def make_config(variant: str) -> Any:
     """verl's actor configuration with the loss of one variant."""
-    chosen: dict[str, Any] = {} if variant == BASELINE else {"policy_loss": PolicyLoss(loss_mode="pdm_topk_kl", tail=variant)}
+    chosen: dict[str, Any] = (
+        {} if variant == BASELINE else {"policy_loss": PolicyLoss(loss_mode="pdm_topk_kl", tail=variant)}
+    )
     return ActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, **chosen)
 
 
@@ -131,7 +133,7 @@ def run_loss(variant: str, batch: Batch, config: Any) -> None:
 def measured(batch: Batch, logp_N: Tensor, config: Any) -> TokenSignals:
     """What the engine leaves for the loss: divergence, slope and tail of every token."""
     region = config.policy_loss.trust_region()
-    tokens = {"ids_NK": batch.ids_NK, "sampled_N": batch.labels_N}
+    tokens: dict[str, Any] = {"ids_NK": batch.ids_NK, "sampled_N": batch.labels_N}
     law = current_law(
         region,
         logits_MV=batch.logits_NV,
@@ -143,7 +145,8 @@ def measured(batch: Batch, logp_N: Tensor, config: Any) -> TokenSignals:
     vocab_size = batch.logits_NV.shape[-1]
     values = measure(region, law, anchor_logp_NK=batch.anchor_logp_NK, vocab_size=vocab_size, **tokens)
     shape = batch.old_logp_BT.shape
-    return TokenSignals(**{f"{name}_BT": value_N.view(shape) for name, value_N in values.named()})
+    signals: dict[str, Any] = {f"{name}_BT": value_N.view(shape) for name, value_N in values.named()}
+    return TokenSignals(**signals)
 
 
 def time_variants(size: Size, dtype: torch.dtype, rounds: int) -> dict[str, list[float]]:

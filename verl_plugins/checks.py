@@ -175,6 +175,11 @@ def _topk(config: DictConfig, region: TrustRegion) -> Iterator[str]:
             "trainer.v1.trainer_mode=separate_async resumes interrupted responses and drops their K probabilities. "
             f"Set trainer.v1.trainer_mode={TRAINER_MODE}."
         )
+    if OmegaConf.select(config, f"{_ROLLOUT}.disaggregation.enabled"):
+        yield (
+            f"{_ROLLOUT}.disaggregation.enabled=true: verl starts those servers past its registry, so they return no K "
+            f"probabilities. Set {_ROLLOUT}.disaggregation.enabled=false."
+        )
     if OmegaConf.select(config, "distillation.enabled"):
         yield "distillation.enabled=true: the engine's logits hook is taken. Set distillation.enabled=false."
     if config.actor_rollout_ref.model.get("use_fused_kernels"):

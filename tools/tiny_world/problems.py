@@ -29,14 +29,13 @@ class Problem:
     """A start value and signed steps, with the words of its story.
 
     `deltas` are what each step adds; every partial result is 0 or more. `story` holds the name, the noun and, for each
-    step, the verb phrase; it is empty except for the task `worded`. `label` says which letter a chain starts with.
+    step, the verb phrase; it is empty except for the task `worded`.
     """
 
     task: Task
     start: int
     deltas: tuple[int, ...]
     story: tuple[str, ...] = ()
-    label: int = 0
 
     @property
     def answer(self) -> int:
@@ -45,26 +44,25 @@ class Problem:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes two problems the same one; for a sum the order of its two terms does not."""
+        """What makes two problems the same one.
+
+        Not the order of the two terms of a sum, and not the length of a chain, whose shorter one is part of the longer.
+        """
         if self.task == "sum":
             return ("sum", *sorted((self.start, self.deltas[0])))
-        return (self.task, self.label, self.start, self.deltas, self.story)
+        if self.task == "chain":
+            return ("chain", self.start, self.deltas[:2])
+        return (self.task, self.start, self.deltas, self.story)
 
     @property
     def question(self) -> str:
         """The text the user asks."""
         return _QUESTIONS[self.task](self)
 
-    def window(self, first: int, num_steps: int) -> Problem:
-        """The part of the problem that starts with what is there before step `first` and takes `num_steps` steps."""
-        end = first + num_steps
-        return replace(
-            self,
-            start=self.start + sum(self.deltas[:first]),
-            deltas=self.deltas[first:end],
-            story=self.story[:2] + self.story[2 + first : 2 + end],
-            label=self.label + first,
-        )
+    def prefix(self, num_steps: int) -> Problem:
+        """The same problem, ending after its first steps; a chain ends after a whole round of two."""
+        end = num_steps + num_steps % 2 if self.task == "chain" else num_steps
+        return replace(self, deltas=self.deltas[:end], story=self.story[: 2 + end])
 
     def solution(self, slip: int | None = None, error: int = 0) -> str:
         """The worked solution, ending in a boxed answer.
@@ -88,8 +86,7 @@ def draw_problem(task: Task, rng: random.Random) -> Problem:
     if task == "sum":
         return Problem("sum", rng.randint(10, 99), (rng.randint(10, 99),))
     if task == "chain":
-        start = rng.randint(20, 79)
-        return Problem("chain", start, _draw_deltas(start, rng.randint(6, 14), rng))
+        return _draw_chain(rng)
     if task == "worded":
         start = rng.randint(20, 79)
         deltas = _draw_deltas(start, rng.randint(2, 4), rng)
@@ -149,6 +146,15 @@ def _partials(problem: Problem) -> list[int]:
     return values
 
 
+def _draw_chain(rng: random.Random) -> Problem:
+    """Two different steps in turn, three to seven times, with every partial result within 10 and 99."""
+    while True:
+        pair = tuple(rng.sample([delta for delta in range(-9, 10) if delta], 2))
+        problem = Problem("chain", rng.randint(10, 99), pair * rng.randint(3, 7))
+        if sum(pair) and all(10 <= value <= 99 for value in _partials(problem)):
+            return problem
+
+
 def _draw_deltas(start: int, count: int, rng: random.Random) -> tuple[int, ...]:
     """Steps of 1 to 5 up or down that keep every partial result within 10 and 99."""
     deltas: list[int] = []
@@ -180,15 +186,13 @@ def _sum_solution(problem: Problem, values: list[int]) -> str:
 
 
 def _chain_question(problem: Problem) -> str:
-    labels = LABELS[problem.label :]
-    steps = (f"{label}{delta:+d}" for label, delta in zip(labels[1:], problem.deltas, strict=False))
-    return f"{labels[0]}{problem.start}" + "".join(steps)
+    first, second = problem.deltas[:2]
+    return f"{problem.start}{first:+d}{second:+d}*{len(problem.deltas) // 2}"
 
 
 def _chain_solution(problem: Problem, values: list[int]) -> str:
-    labels = LABELS[problem.label :]
-    steps = zip(labels[1:], problem.deltas, values[1:], strict=False)
-    lines = [f"{labels[0]}={values[0]}", *(f"{label}{delta:+d}={after}" for label, delta, after in steps)]
+    steps = zip(LABELS[1:], problem.deltas, values[1:], strict=False)
+    lines = [f"{LABELS[0]}={values[0]}", *(f"{label}{delta:+d}={after}" for label, delta, after in steps)]
     return "\n".join([*lines, f"\\boxed{{{values[-1]}}}"])
 
 

@@ -69,7 +69,7 @@ def warm_start(
         share = settings.correct_share if slipping else 1.0
         batch = rng.choices(problems, k=settings.batch_size)
         if not slipping:
-            batch = _excerpts(batch, held_out, rng)
+            batch = [p for p in _excerpts(batch, rng) if p.key not in held_out]
         pairs = [(prompts(p.question), encode_response(tokenizer, draw_solution(p, share, rng))) for p in batch]
         loss = response_loss(model, *stack(pairs, tokenizer.pad_token_id))
         for group in optimizer.param_groups:
@@ -83,22 +83,16 @@ def warm_start(
     model.eval()
 
 
-def _excerpts(problems: Sequence[Problem], held_out: frozenset[object], rng: random.Random) -> list[Problem]:
-    """One excerpt of each problem, all of one length, which is drawn with probability proportional to 1/length.
+def _excerpts(problems: Sequence[Problem], rng: random.Random) -> list[Problem]:
+    """The beginning of each problem, all of one length, which is drawn with probability proportional to 1/length.
 
-    One length for the whole batch leaves no padding; the rare excerpt that is a held-out problem is replaced by its
-    source.
+    One length for the whole batch leaves no padding.
     """
     most = max(len(problem.deltas) for problem in problems)
     if most == 1:
         return list(problems)
     length = rng.choices(range(1, most + 1), weights=[1 / n for n in range(1, most + 1)])[0]
-    excerpts = []
-    for problem in problems:
-        first = rng.randint(0, max(0, len(problem.deltas) - length))
-        excerpt = problem.window(first, length)
-        excerpts.append(problem if excerpt.key in held_out else excerpt)
-    return excerpts
+    return [problem.prefix(length) for problem in problems]
 
 
 def _learning_rate(step: int, settings: WarmStart) -> float:

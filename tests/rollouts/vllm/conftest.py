@@ -71,7 +71,14 @@ def ray_cluster() -> Iterator[None]:
 
     if get_device_name() != "cpu":
         pytest.skip("these tests run vLLM's CPU build")
-    for name, value in {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"}.items():
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HF_HUB_OFFLINE": "1",
+        # Ray gives its workers the niceness 15; beside other work on the machine they would not start within minutes.
+        "RAY_worker_niceness": "0",
+    }
+    for name, value in environment.items():
         os.environ.setdefault(name, value)
     ray.init(num_cpus=4, num_gpus=0, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
     yield
