@@ -26,7 +26,7 @@ class TokenSignals:
         divergence_BT: divergence from the anchor, or None where the loss computes it from two log-probabilities.
         slope_BT: s with predicted change A·s of the divergence, or None.
         tail_mass_BT: probability the current policy gives to unlisted tokens, or None.
-        carried_logp_BT: the rollout's log-probability as verl itself carries it, beside the one found in the K-list: equal
+        carried_logp_BT: the rollout's log-probability as verl itself carries it, beside the one in the K-list: equal
             unless the lists belong to other tokens. None where there is no list.
         observed: what the loss saw, flat over response tokens; the engine turns it into metrics.
     """
