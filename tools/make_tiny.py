@@ -1,7 +1,7 @@
 """Build the tiny world: problems, tokenizer and warmed-up models, from nothing, in about a minute.
 
     python tools/make_tiny.py                       # task sum, both models, in outputs/tiny_world
-    python tools/make_tiny.py --task all --out DIR  # also the tasks chain and worded
+    python tools/make_tiny.py --task all --out DIR  # also the tasks chain and worded, in about two minutes
 
 What is there already with the same settings is kept.
 """
@@ -44,6 +44,9 @@ SAMPLED_RANGE = (0.30, 0.50)
 """Where sampled accuracy should start: low enough to rise, high enough that groups are mixed."""
 
 
+DEFAULT_KINDS: Mapping[Task, tuple[ModelKind, ...]] = {"sum": MODEL_KINDS, "chain": ("qwen3",), "worded": ("qwen3",)}
+
+
 @dataclass(frozen=True)
 class Part:
     """A folder of the world: its name, what it depends on, and how to fill it."""
@@ -67,19 +70,19 @@ def build_model_part(folder: Path, kind: ModelKind, task: Task, settings: TaskSe
 
 def parts_of(
     tasks: Sequence[Task],
-    kinds: Sequence[ModelKind],
+    kinds: Sequence[ModelKind] | None,
     seed: int,
     settings: Mapping[Task, TaskSettings] = TASK_SETTINGS,
 ) -> list[Part]:
-    """The parts asked for: models first, because they take longest."""
+    """The parts asked for, what takes longest first; `kinds` None is `DEFAULT_KINDS` of each task."""
     models = [
         Part(
             model_part(kind, task),
             model_identity(kind, task, settings[task], seed),
             bind(build_model_part, kind=kind, task=task, settings=settings[task], seed=seed),
         )
-        for task in tasks
-        for kind in kinds
+        for task in sorted(tasks, key=TASKS.index, reverse=True)
+        for kind in kinds or DEFAULT_KINDS[task]
     ]
     problems = [
         Part(
@@ -153,7 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/tiny_world"), help="folder of the world")
     parser.add_argument("--seed", type=int, default=0, help="problems, weights and training; the same seed, same world")
     parser.add_argument("--task", nargs="+", choices=[*TASKS, "all"], default=["sum"], help="tasks to build")
-    parser.add_argument("--model", nargs="+", choices=MODEL_KINDS, default=list(MODEL_KINDS), help="kinds of model")
+    parser.add_argument(
+        "--model", nargs="+", choices=MODEL_KINDS, help="kinds of model (default: both for sum, qwen3 for the others)"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parts to build at a time")
     options = parser.parse_args(arguments)
     if options.jobs < 1:

@@ -23,7 +23,7 @@ from tiny_world.problems import TASKS, Problem, draw_problem, draw_solution, spl
 from tiny_world.sampling import generate, is_correct
 from tiny_world.tokenizer import BOXED, VOCAB_SIZE, build_tokenizer, encode_prompt, encode_response
 from tiny_world.warm_start import WarmStart, stack
-from tiny_world.world import TASK_SETTINGS, TaskSettings
+from tiny_world.world import TASK_SETTINGS, TaskSettings, splits
 
 from reward import compute_score
 
@@ -90,11 +90,20 @@ def test_chat_template_and_generation_prompt():
 
 
 def test_a_slip_is_carried_along():
-    problem = Problem("chain", 28, (-5, 9, -1))
-    assert problem.answer == 31
-    assert problem.question == "a28b-5c+9d-1"
-    assert problem.solution() == "b28-5=23\nc23+9=32\nd32-1=31\n\\boxed{31}"
-    assert problem.solution(slip=1, error=-10) == "b28-5=23\nc23+9=22\nd22-1=21\n\\boxed{21}"
+    problem = Problem("chain", 28, (-5, 3, -5, 3))
+    assert problem.answer == 24
+    assert problem.question == "28+(-5+3)*2"
+    assert problem.solution() == "a=28\nb-5=23\nc+3=26\nd-5=21\ne+3=24\n\\boxed{24}"
+    assert problem.solution(slip=1, error=-10) == "a=28\nb-5=23\nc+3=16\nd-5=11\ne+3=14\n\\boxed{14}"
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**31), num_steps=st.integers(1, 14))
+def test_the_beginning_of_a_problem_is_a_problem_with_its_key(seed, num_steps):
+    chain, worded = (draw_problem(task, random.Random(seed)) for task in ("chain", "worded"))
+    short = chain.prefix(num_steps)
+    assert len(short.deltas) % 2 == 0 and short.key == chain.key
+    assert worded.prefix(1).question.count(".") == 2 and worded.prefix(len(worded.deltas)) == worded
 
 
 def test_worded_problems_have_verbs_nouns_and_prepositions():
@@ -144,6 +153,8 @@ def test_splits_are_disjoint_also_in_mirror_image_and_repeatable(task):
 def test_the_real_splits_have_thousands_of_distinct_problems():
     for task, sizes in TASK_SETTINGS.items():
         assert sizes.num_train >= 2000, task
+        problems = [problem for split in splits(task, sizes, seed=0).values() for problem in split]
+        assert len({problem.key for problem in problems}) == len(problems)
     with pytest.raises(ValueError, match="task sum has too few distinct problems"):
         split_problems("sum", {"test": 1, "train": 4095}, seed=0)
 

@@ -20,6 +20,9 @@ TASKS: tuple[Task, ...] = ("sum", "chain", "worded")
 _MOST_MISSES = 200_000
 # Collecting all 4,095 sums by chance takes about 40,000 draws.
 
+_SMALL_STEPS = [delta for delta in range(-5, 6) if delta]
+# Larger steps have twice as many facts to learn, and the warm start has a minute.
+
 LABELS = "abcdefghijklmnop"
 """Names of a chain's start value and steps, in this order."""
 
@@ -149,7 +152,7 @@ def _partials(problem: Problem) -> list[int]:
 def _draw_chain(rng: random.Random) -> Problem:
     """Two different steps in turn, three to seven times, with every partial result within 10 and 99."""
     while True:
-        pair = tuple(rng.sample([delta for delta in range(-9, 10) if delta], 2))
+        pair = tuple(rng.sample(_SMALL_STEPS, 2))
         problem = Problem("chain", rng.randint(10, 99), pair * rng.randint(3, 7))
         if sum(pair) and all(10 <= value <= 99 for value in _partials(problem)):
             return problem
@@ -160,7 +163,7 @@ def _draw_deltas(start: int, count: int, rng: random.Random) -> tuple[int, ...]:
     deltas: list[int] = []
     total = start
     for _ in range(count):
-        delta = rng.choice([delta for delta in range(-5, 6) if delta and 10 <= total + delta <= 99])
+        delta = rng.choice([delta for delta in _SMALL_STEPS if 10 <= total + delta <= 99])
         deltas.append(delta)
         total += delta
     return tuple(deltas)
@@ -187,7 +190,7 @@ def _sum_solution(problem: Problem, values: list[int]) -> str:
 
 def _chain_question(problem: Problem) -> str:
     first, second = problem.deltas[:2]
-    return f"{problem.start}{first:+d}{second:+d}*{len(problem.deltas) // 2}"
+    return f"{problem.start}+({first:+d}{second:+d})*{len(problem.deltas) // 2}"
 
 
 def _chain_solution(problem: Problem, values: list[int]) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from .models import MOE_SIZES, SIZES, ModelKind, build_model
+from .models import MODEL_KINDS, MOE_SIZES, SIZES, ModelKind, build_model
 from .parquet import write_problems
 from .problems import Problem, Task, split_problems
 from .sampling import accuracy
@@ -59,24 +59,18 @@ TASK_SETTINGS: Mapping[Task, TaskSettings] = {
         },
     ),
     "chain": TaskSettings(
-        num_warm=16384,
-        num_train=8192,
+        num_warm=3072,
+        num_train=2048,
         num_test=256,
         max_tokens=128,
-        warm={
-            "qwen3": WarmStart(skill_steps=500, slip_steps=100, correct_share=0.45),
-            "qwen3_moe": WarmStart(skill_steps=500, slip_steps=100, correct_share=0.45),
-        },
+        warm=dict.fromkeys(MODEL_KINDS, WarmStart(skill_steps=740, slip_steps=80, correct_share=0.5, batch_size=32)),
     ),
     "worded": TaskSettings(
-        num_warm=16384,
-        num_train=8192,
+        num_warm=8192,
+        num_train=4096,
         num_test=256,
-        max_tokens=96,
-        warm={
-            "qwen3": WarmStart(skill_steps=500, slip_steps=100, correct_share=0.45),
-            "qwen3_moe": WarmStart(skill_steps=500, slip_steps=100, correct_share=0.45),
-        },
+        max_tokens=112,
+        warm=dict.fromkeys(MODEL_KINDS, WarmStart(skill_steps=720, slip_steps=80, correct_share=0.5, batch_size=32)),
     ),
 }
 

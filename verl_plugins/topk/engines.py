@@ -93,13 +93,15 @@ class TrustRegionFSDPEngine(FSDPEngineWithLMHead):
             )
         packed = tu.get_non_tensor_data(data=micro_batch, key="use_remove_padding", default=True)
         rows = response_rows(micro_batch)
+        # verl knows when the temperature is 1 for all: dividing by it would be one more pass over the vocabulary.
+        at_one = bool(output_args.get("temperature_is_one", False))
         if not packed:
-            return rows.in_padded(logits, output_args["temperature"])
+            return rows.in_padded(logits, None if at_one else output_args["temperature"])
         start = 0
         if self.use_ulysses_sp:
             padded = logits.shape[-2] * get_ulysses_sequence_parallel_world_size()
             start = get_ulysses_sequence_parallel_rank() * (padded // get_ulysses_sequence_parallel_world_size())
-        return rows.in_packed(logits.squeeze(0), output_args["temperature_rmpad"], start)
+        return rows.in_packed(logits.squeeze(0), None if at_one else output_args["temperature_rmpad"], start)
 
     def _spread(
         self, value_N: Tensor, rows: ResponseRows, output_args: dict[str, Any], micro_batch: TensorDict

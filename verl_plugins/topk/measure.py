@@ -56,7 +56,7 @@ def current_law(
     row_N: Tensor,
     ids_NK: Tensor,
     sampled_N: Tensor,
-    temperature_N: Tensor,
+    temperature_N: Tensor | None,
     logp_sampled_N: Tensor,
     group: dist.ProcessGroup | None = None,
 ) -> ListedDistribution:
@@ -72,7 +72,7 @@ def current_law(
         row_N: row of `logits_MV` that predicts each token.
         ids_NK: listed ids, int64, the sampled one among them.
         sampled_N: sampled ids.
-        temperature_N: sampling temperature of each token.
+        temperature_N: sampling temperature of each token; None is 1.
         logp_sampled_N: the trainer's own log-probability of the sampled token.
         group: tensor-parallel group over which the vocabulary is sharded.
 
@@ -136,7 +136,7 @@ def anchor_lists(
     logits_MV: Tensor,
     row_N: Tensor,
     ids_NK: Tensor,
-    temperature_N: Tensor,
+    temperature_N: Tensor | None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """Log-probabilities of the listed tokens and, last, of all others together, under the policy at hand.

@@ -28,7 +28,7 @@ class ResponseRows:
         packed_N: the same as an index into the sequences laid end to end.
         order_N: index of each token among all response tokens of the micro-batch (a rank may hold a part).
         sampled_N, ids_NK: sampled token and the K listed ones, int64.
-        logits_MV, row_N, temperature_N: set by `in_packed`, `in_padded` or `at`.
+        logits_MV, row_N, temperature_N: set by `in_packed`, `in_padded` or `at`; a temperature of None is 1 everywhere.
     """
 
     sequence_N: Tensor
@@ -39,30 +39,30 @@ class ResponseRows:
     ids_NK: Tensor
     logits_MV: Tensor
     row_N: Tensor
-    temperature_N: Tensor
+    temperature_N: Tensor | None
 
-    def in_packed(self, logits_MV: Tensor, temperature_M: Tensor, start: int) -> ResponseRows:
+    def in_packed(self, logits_MV: Tensor, temperature_M: Tensor | None, start: int) -> ResponseRows:
         """Place the tokens whose rows are in `logits_MV`, rows [start, start + M) of the packed sequence."""
         here = (self.packed_N >= start) & (self.packed_N < start + logits_MV.shape[0])
         part = self._select(here)
         row_N = part.packed_N - start
-        return replace(part, logits_MV=logits_MV, row_N=row_N, temperature_N=temperature_M[row_N].float())
+        return replace(part, logits_MV=logits_MV, row_N=row_N, temperature_N=_of_rows(temperature_M, row_N))
 
-    def in_padded(self, logits_BSV: Tensor, temperature_B: Tensor) -> ResponseRows:
+    def in_padded(self, logits_BSV: Tensor, temperature_B: Tensor | None) -> ResponseRows:
         """Place the tokens in logits padded to the longest sequence, without copying them."""
         num_columns = logits_BSV.shape[1]
         return replace(
             self,
             logits_MV=logits_BSV.reshape(-1, logits_BSV.shape[-1]),
             row_N=self.sequence_N * num_columns + self.column_N,
-            temperature_N=temperature_B.reshape(-1)[self.sequence_N].float(),
+            temperature_N=_of_rows(temperature_B, self.sequence_N),
         )
 
     def at(self, logits_MV: Tensor, number_M: Tensor, temperature_M: Tensor) -> ResponseRows:
         """Place the tokens whose running number (from 1) stands in `number_M`; 0 is no response token."""
         row_N = number_M.nonzero()[:, 0]
         part = self._take(number_M[row_N] - 1)
-        return replace(part, logits_MV=logits_MV, row_N=row_N, temperature_N=temperature_M[row_N].float())
+        return replace(part, logits_MV=logits_MV, row_N=row_N, temperature_N=_of_rows(temperature_M, row_N))
 
     def _take(self, order_N: Tensor) -> ResponseRows:
         names = ("sequence_N", "column_N", "packed_N", "order_N", "sampled_N", "ids_NK")
@@ -70,6 +70,10 @@ class ResponseRows:
 
     def _select(self, keep_N: Tensor) -> ResponseRows:
         return self if bool(keep_N.all()) else self._take(keep_N.nonzero()[:, 0])
+
+
+def _of_rows(temperature: Tensor | None, index_N: Tensor) -> Tensor | None:
+    return None if temperature is None else temperature.reshape(-1)[index_N].float()
 
 
 def response_rows(micro_batch: TensorDict) -> ResponseRows:
