@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,16 @@ def test_each_rule_fires_alone(
 )
 def test_what_is_consistent_is_allowed(composed: Callable[..., DictConfig], changes: dict[str, Any]) -> None:
     assert checks.problems(changed(composed("tiny_pdm"), changes)) == []
+
+
+def test_a_run_for_the_cpu_that_verl_would_put_elsewhere(
+    composed: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verl.utils.device.get_device_name", lambda: "cuda")
+    assert checks.problems(composed("tiny_pdm")) == []  # nothing is about to run
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "verl.trainer.main_ppo"])
+    (found,) = checks.problems(composed("tiny_pdm"))
+    assert found == "trainer.device=cpu, but verl chose cuda. Set VERL_PLATFORM=cpu in the environment."
 
 
 def test_a_key_that_verls_loss_never_reads_is_refused(composed: Callable[..., DictConfig]) -> None:

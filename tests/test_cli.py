@@ -181,6 +181,16 @@ def test_show(stub_files: list[str], capsys: pytest.CaptureFixture[str]) -> None
     assert "critic.rollout_n" not in out and "keys that follow" in out
 
 
+@pytest.mark.parametrize(("recipe", "platform"), [("tiny_pdm", "cpu"), ("pdm_qwen3_30b", None)])
+def test_show_chooses_the_platform_as_the_trainer_does(
+    recipe: str, platform: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "to be restored")
+    monkeypatch.delenv("VERL_PLATFORM")
+    run(capsys, "show", recipe)
+    assert cli.os.environ.get("VERL_PLATFORM") == platform
+
+
 def test_show_with_keys_has_those_that_follow_and_what_ours_mean(
     stub_files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ from verl_plugins.launch import (
     recipes_dir,
     search_folders,
     translate,
+    wants_cpu,
 )
 
 MINE = "trainer: {experiment_name: mine}\n"
@@ -152,6 +153,22 @@ def test_shipped_recipes_share_no_name_with_verl_and_parts_are_no_recipes() -> N
 def test_the_folder_of_the_recipe_is_searched_before_ours(in_folder: Path) -> None:
     assert search_folders(in_folder / "mine.yaml") == [in_folder, recipes_dir()]
     assert search_folders(recipes_dir() / "tiny_pdm.yaml") == [recipes_dir()]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        ("defaults: [ppo_trainer, _self_]\n", [], False),
+        ("defaults: [ppo_trainer, _self_]\n", ["trainer.device=cpu"], True),
+        ("defaults: [ppo_trainer, _self_]\ntrainer: {device: cpu}\n", [], True),
+        ("defaults: [ppo_trainer, _self_]\ntrainer: {device: cpu}\n", ["trainer.device=cuda"], False),
+        ("defaults: [tiny_dppo, _self_]\n", [], True),
+        ("defaults: [tiny_dppo, _self_]\ntrainer: {device: cuda}\n", [], False),
+        ("defaults: [tiny_pdm, pdm_qwen3_30b, _self_]\n", ["trainer.nnodes=2"], True),
+    ],
+)
+def test_which_runs_are_for_the_cpu(in_folder: Path, text: str, words: list[str], expected: bool) -> None:
+    assert wants_cpu(write(in_folder / "mine.yaml", text), words) is expected
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ class Batch:
     labels_N: Tensor
     ids_NK: Tensor
     anchor_logp_NK: Tensor
-    temperature_N: Tensor
     rows_N: Tensor
     old_logp_BT: Tensor
     advantages_BT: Tensor
@@ -92,7 +91,6 @@ def make_batch(size: Size, dtype: torch.dtype) -> Batch:
         labels_N=ids_NK.gather(1, place_N1)[:, 0],
         ids_NK=ids_NK,
         anchor_logp_NK=anchor_NK,
-        temperature_N=torch.ones(size.tokens, device=size.device),
         rows_N=torch.arange(size.tokens, device=size.device),
         old_logp_BT=anchor_NK.gather(1, place_N1).view(shape),
         advantages_BT=torch.randn(shape, generator=generator).to(size.device),
@@ -138,7 +136,7 @@ def measured(batch: Batch, logp_N: Tensor, config: Any) -> TokenSignals:
         region,
         logits_MV=batch.logits_NV,
         row_N=batch.rows_N,
-        temperature_N=batch.temperature_N,
+        temperature_N=None,  # as the engine passes it at a temperature of 1
         logp_sampled_N=logp_N,
         **tokens,
     )
@@ -281,7 +279,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=sorted(DTYPES), action="append", help="type of the logits; default: both")
     parser.add_argument("--quick", action="store_true", help="256 tokens, 5 rounds, float32 logits")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args()
     if options.tokens % NUM_SEQUENCES:
         parser.error(f"--tokens must be a multiple of {NUM_SEQUENCES}, got {options.tokens}")
@@ -297,8 +295,8 @@ def main() -> int:
         rows += measure_dtype(size, dtype_name, rounds)
         progress("")
         print("\r" + table(rows[-len(VARIANTS) :]), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.json:
+        print(json.dumps({"rows": rows, "tokens": tokens, "vocab": options.vocab, "topk": options.topk}))
     return 0 if all(holds(row) for row in rows) else 1
 
 

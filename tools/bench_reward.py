@@ -1,6 +1,6 @@
 """Compare the verifier with math-verify and verl's scorers on real labelled outputs: errors, latency, throughput.
 
-    python tools/bench_reward.py --cases DIR [--quick] [--json OUT.json]
+    python tools/bench_reward.py --cases DIR [--quick] [--json]
 
 DIR holds verifier_handed.jsonl and data/labelled_*.jsonl (fields output, gold, expected). A scorer that is not
 installed is named and left out. Anchors are called as their own documentation or verl calls them.
@@ -191,7 +191,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path, default=Path("../shared/cases"))
     parser.add_argument("--quick", action="store_true", help="an eighth of each set, 1,000 outputs for throughput")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args()
     report: dict[str, Any] = {"machine": machine(), "sets": {}}
     print(" | ".join(f"{k}: {v}" for k, v in report["machine"].items()))
@@ -235,7 +235,7 @@ def main() -> int:
                 f"{label}, times faster than math-verify: " + ", ".join(f"{k[:-3]} {v:.1f}" for k, v in ratio.items())
             )
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+        print(json.dumps(report))
     return 0
 
 

@@ -223,7 +223,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="order of the problems and the samples")
     parser.add_argument("--every", type=int, default=20, help="steps between two measurements on held-out problems")
     parser.add_argument("--quick", action="store_true", help="2 steps of 4 prompts: does it run?")
-    parser.add_argument("--json", type=Path, help="write settings, rows and accuracies of all seeds there")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     defaults = Settings()
     for field in fields(Settings):
         value = getattr(defaults, field.name)
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{result['greedy_after']:.3f}, masked {100 * masked:.2f} %, {result['cpu_s']:.0f} s CPU"
         )
     if options.json:
-        options.json.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps({"runs": runs}))
     return 0
 
 

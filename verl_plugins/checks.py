@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_plugins import environment
 from verl_plugins.config import stray_policy_loss_keys, unknown_policy_loss_keys
+from verl_plugins.launch import is_trainer_program
 from verl_plugins.losses.trust_region import PRESETS, TrustRegion, nearest, resolve
 from verl_plugins.registrations import STATUS
 
@@ -310,7 +311,8 @@ def _machine(config: DictConfig) -> Iterator[str]:
     from verl.utils.device import get_device_name
 
     wanted = config.trainer.device
-    if wanted == "cpu" and get_device_name() != "cpu":
+    # Elsewhere (`verl-plugins doctor`) several recipes are looked at in one process, and verl chooses once.
+    if wanted == "cpu" and get_device_name() != "cpu" and is_trainer_program(sys.orig_argv):
         yield f"trainer.device=cpu, but verl chose {get_device_name()}. Set VERL_PLATFORM=cpu in the environment."
     if get_device_name() == "cpu" and wanted != "cpu" and not os.environ.get("RAY_ADDRESS"):
         yield (

@@ -221,6 +221,8 @@ def _show(arguments: argparse.Namespace) -> int:
         print(f"verl-plugins: {problem}", file=sys.stderr)
         return PROBLEM
 
+    if launch.wants_cpu(path, arguments.overrides):
+        os.environ.setdefault("VERL_PLATFORM", "cpu")  # as the trainer itself does
     from verl_plugins import checks
     from verl_plugins.compose import ComposeError, changes, compose, verl_defaults
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ def examine() -> Report:
     if any(item.verdict == "missing" and item.requirement.package == "verl" for item in report.packages):
         return report
     try:
+        _choose_platform()
         plugin = importlib.import_module("verl_plugins.plugin")
     except Exception:
         report.failed["plugin"] = traceback.format_exc()
@@ -68,6 +70,13 @@ def needs(config: DictConfig, packages: tuple[environment.Found, ...]) -> Iterat
             yield f"{name} is not installed (supported: {item.requirement.supported})"
         elif item.verdict == "unsupported":
             yield f"{name} {item.version} is not supported (supported: {item.requirement.supported})"
+
+
+def _choose_platform() -> None:
+    """With a torch built for CUDA and no device, verl would take this for the head node of a cluster."""
+    torch = importlib.import_module("torch")
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("VERL_PLATFORM", "cpu")
 
 
 def _missing(name: str, report: Report) -> Iterator[str]:

@@ -137,6 +137,7 @@ def vocabulary_pass(
     chunk: int | None = None,
     shift_N: Tensor | None = None,
     check_ids: bool | None = None,
+    squares: bool = True,
 ) -> ListedDistribution:
     """Probabilities of the list and of its tail from one more reading of the logits, in float32, chunk by chunk.
 
@@ -152,9 +153,10 @@ def vocabulary_pass(
         shift_N: a guess of log Z within about 10 nats, equal on all ranks, for instance the sampled logit minus its
             log-probability in any precision. It saves the search for the largest logit and does not enter the result.
         check_ids: as in `listed_logits`.
+        squares: whether to sum q squared over the tail, which is one more reading of the buffer.
 
     Returns:
-        The distribution with all its fields, the same on every rank of the group.
+        The distribution, the same on every rank of the group; `tail_square_N` is zero without `squares`.
 
     Raises:
         ValueError: shapes that do not match, a temperature at or below 0, `chunk` below 1, or an id outside the
@@ -167,17 +169,21 @@ def vocabulary_pass(
     local_NK, owned_NK = _local_ids(ids_NK, logits_MV.shape[-1], group)
     # What to multiply the listed entries by: 0 takes an owned one out of the tail, 1 leaves another rank's place alone.
     factor_NK = (~owned_NK).float()
-    for part, values_CV in _chunks(logits_MV.detach(), ids_NK.shape[0], rows_N, chunk):
+    # Where the shift is known and there is nothing to divide by, it is taken off while the buffer is filled.
+    filled_with = shift_N.detach().float() if shift_N is not None and temperature_N1 is None else None
+    for part, values_CV in _chunks(logits_MV.detach(), ids_NK.shape[0], rows_N, chunk, filled_with):
         if temperature_N1 is not None:
             values_CV.div_(temperature_N1[part])
         # A rank whose every logit is -inf would otherwise compute -inf minus -inf.
         peak_C = values_CV.amax(-1).clamp_min_(_LOWEST) if shift_N is None else shift_N[part].detach().float()
-        values_CV.sub_(peak_C.unsqueeze(-1))
+        if filled_with is None:
+            values_CV.sub_(peak_C.unsqueeze(-1))
         sums.listed_NK[part] = values_CV.gather(-1, local_NK[part])
         values_CV.exp_().scatter_reduce_(-1, local_NK[part], factor_NK[part], reduce="prod")
         sums.peak_N[part] = peak_C
         sums.rest_N[part] = values_CV.sum(-1)
-        sums.square_N[part] = torch.linalg.vector_norm(values_CV, dim=-1).square_()
+        if squares:
+            sums.square_N[part] = torch.linalg.vector_norm(values_CV, dim=-1).square_()
     if group is not None:
         sums = sums.reduced(owned_NK, group, same_peak=shift_N is not None)
     return sums.normalised()
@@ -195,7 +201,7 @@ class _Sums:
     @classmethod
     def empty(cls, ids_NK: Tensor, device: torch.device) -> _Sums:
         listed_NK = torch.empty(ids_NK.shape, dtype=torch.float32, device=device)
-        peak_N, rest_N, square_N = (listed_NK.new_empty(ids_NK.shape[:-1]) for _ in range(3))
+        peak_N, rest_N, square_N = (listed_NK.new_zeros(ids_NK.shape[:-1]) for _ in range(3))
         return cls(listed_NK, peak_N, rest_N, square_N)
 
     def reduced(self, owned_NK: Tensor, group: dist.ProcessGroup, *, same_peak: bool) -> _Sums:
@@ -248,9 +254,12 @@ def sampled_index(ids_NK: Tensor, sampled_N: Tensor, check_ids: bool | None = No
 
 
 def _chunks(
-    logits_MV: Tensor, num_tokens: int, rows_N: Tensor | None, chunk: int | None
+    logits_MV: Tensor, num_tokens: int, rows_N: Tensor | None, chunk: int | None, minus_N: Tensor | None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (tokens, their logits in float32), a chunk at a time, in one buffer that the receiver may overwrite."""
+    """Yield (tokens, their logits in float32), a chunk at a time, in one buffer that the receiver may overwrite.
+
+    `minus_N` is taken off each token's logits.
+    """
     size = chunk_tokens(logits_MV) if chunk is None else chunk
     if size < 1:
         raise ValueError(f"chunk must be at least 1 token, got {size}")
@@ -258,7 +267,10 @@ def _chunks(
     for start in range(0, num_tokens, size):
         part = slice(start, min(start + size, num_tokens))
         values_CV = buffer_CV[: part.stop - part.start]
-        if rows_N is None:
+        if minus_N is not None:
+            chosen_CV = logits_MV[part] if rows_N is None else logits_MV.index_select(0, rows_N[part])
+            torch.sub(chosen_CV, minus_N[part].unsqueeze(-1), out=values_CV)
+        elif rows_N is None:
             values_CV.copy_(logits_MV[part])
         elif logits_MV.dtype == torch.float32:
             torch.index_select(logits_MV, 0, rows_N[part], out=values_CV)

@@ -85,7 +85,8 @@ def current_law(
         return distribution_from_log_prob(listed_NK, logp_sampled_N, index_N)
     # A guess of log Z, good enough to keep exp() in range, spares the search for the largest logit.
     shift_N = listed_NK.gather(1, index_N[:, None])[:, 0] - logp_sampled_N.float()
-    return vocabulary_pass(logits_MV, ids_NK, temperature_N, group, row_N, shift_N=shift_N)
+    squares = region.needs_vocabulary_pass
+    return vocabulary_pass(logits_MV, ids_NK, temperature_N, group, row_N, shift_N=shift_N, squares=squares)
 
 
 @torch.no_grad()
@@ -146,5 +147,5 @@ def anchor_lists(
     Returns:
         (N, K + 1), float32, in nats.
     """
-    law = vocabulary_pass(logits_MV, ids_NK, temperature_N, group, row_N)
+    law = vocabulary_pass(logits_MV, ids_NK, temperature_N, group, row_N, squares=False)
     return torch.cat([law.logq_NK, law.log_tail_N[:, None]], dim=1)
