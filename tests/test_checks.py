@@ -69,7 +69,7 @@ RULES: list[tuple[dict[str, Any], list[str]]] = [
     ({"trainer.use_v1": False, f"{CORRECTION}.bypass_mode": False}, ["does not carry K", "Set trainer.use_v1=true"]),
     ({"actor_rollout_ref.actor.ppo_mini_batch_size": 5}, ["ppo_mini_batch_size=5", "data.train_batch_size=16"]),
     ({"actor_rollout_ref.actor.ppo_mini_batch_size": 0}, ["ppo_mini_batch_size=0"]),
-    ({"actor_rollout_ref.model.path": "outputs/nowhere"}, ["model.path=outputs/nowhere", "no config.json"]),
+    ({"actor_rollout_ref.model.path": "outputs/no/where"}, ["model.path=outputs/no/where", "no config.json"]),
     ({"actor_rollout_ref.model.path": "./tiny_x"}, ["tools/make_tiny.py", "Set actor_rollout_ref.model.path=FOLDER"]),
     ({"data.train_files": "./none.parquet"}, ["data.train_files=./none.parquet", "Set data.train_files=FILE.parquet"]),
     ({"data.val_files": ["./none.parquet"]}, ["data.val_files=./none.parquet", "no such file"]),

@@ -140,10 +140,12 @@ def test_a_recipe_of_ours_never_runs_without_the_plugin(
     command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo"]
     command += ["--config-dir", str(repository / "recipes"), "--config-name", "tiny_pdm", *stub_files]
     command += [f"hydra.run.dir={tmp_path}"]
+    environment = {**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "none"}
+    environment.pop("VERL_PLATFORM", None)  # the CPU platform is the plugin's
     done = subprocess.run(
         command,
         cwd=repository,
-        env={**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "none"},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=300,

@@ -304,25 +304,23 @@ def test_group_advantages_by_hand():
     torch.testing.assert_close(plain[:2], torch.tensor([0.75, -0.25]))
 
 
-def test_a_plain_loop_runs_on_the_world(world, tmp_path):
-    out = tmp_path / "runs.json"
-    assert tune_tiny.main(["--world", str(world), "--quick", "--json", str(out)]) == 0
-    (result,) = json.loads(out.read_text())
+def test_a_plain_loop_runs_on_the_world(world, tmp_path, capsys):
+    assert tune_tiny.main(["--world", str(world), "--quick", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
     assert len(result["rows"]) == 2 and set(result["accuracy"]) == {"0", "2"}
     assert tune_tiny.main(["--world", str(tmp_path), "--quick"]) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_reinforcement_raises_held_out_accuracy(tmp_path):
+def test_reinforcement_raises_held_out_accuracy(tmp_path, capsys):
     assert make_tiny.main(["--out", str(tmp_path)]) == 0
     for kind in MODEL_KINDS:
         measured = json.loads((tmp_path / "manifest.json").read_text())["parts"][f"{kind}_sum"]["measured"]
         assert 0.30 <= measured["sampled_accuracy"] <= 0.50
         assert measured["greedy_accuracy"] >= measured["sampled_accuracy"] + 0.3
-        out = tmp_path / f"{kind}.json"
-        assert tune_tiny.main(["--world", str(tmp_path), "--model", kind, "--json", str(out), "--seeds", "0"]) == 0
-        (result,) = json.loads(out.read_text())
+        assert tune_tiny.main(["--world", str(tmp_path), "--model", kind, "--json", "--seeds", "0"]) == 0
+        (result,) = json.loads(capsys.readouterr().out.splitlines()[-1])["runs"]
         first, *_, last = result["accuracy"].values()
         assert last >= first + 0.20
         assert any(row["masked_share"] > 0 for row in result["rows"])
