@@ -215,3 +215,18 @@ def test_a_wrong_path_ends_the_program_with_the_reason(tmp_path: Path) -> None:
     assert done.stderr.startswith("verl_plugins: --config runs/tiny_pdn.yaml: is not there")
     assert "Did you mean tiny_pdm" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("detla", "delta"), ("+divergance", "divergence"), ("direktion", "direction")]
+)
+def test_a_misspelt_key_of_ours_is_named(typed: str, meant: str) -> None:
+    prefix = "+" if typed.startswith("+") else ""
+    word = f"{prefix}actor_rollout_ref.actor.policy_loss.{typed.lstrip('+')}=0.1"
+    with pytest.raises(RecipeError, match=rf"Did you mean actor_rollout_ref\.actor\.policy_loss\.{meant}\?"):
+        translate(["main_ppo", "--config", "tiny_pdm", word])
+
+
+def test_keys_of_verls_own_losses_are_left_to_hydra() -> None:
+    argv = ["main_ppo", "--config", "tiny_pdm", "actor_rollout_ref.actor.policy_loss.clip_cov_ratio=0.1"]
+    assert translate(argv) is not None

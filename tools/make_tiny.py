@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial as bind
@@ -173,6 +174,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"make_tiny: {error}", file=sys.stderr)
         return 1
+    except BrokenProcessPool:
+        print("make_tiny: a worker was killed, most likely for memory: try --jobs 1", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("make_tiny: stopped; parts that were done are kept", file=sys.stderr)
+        return 130
     print(f"{options.out} is ready after {time.monotonic() - started:.0f} s; try: make demo")
     return 0
 

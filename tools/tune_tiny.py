@@ -28,6 +28,7 @@ from tiny_world.tokenizer import encode_prompt
 from tiny_world.world import TASK_SETTINGS, model_part, task_part
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from verl_plugins.losses.trust_region import TrustRegion, resolve
 from verl_plugins.masks import (
@@ -252,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 1
     torch.set_num_threads(1)
+    disable_progress_bar()
     runs = [run(options.world, model_name, options.task, settings, seed, options.every) for seed in options.seeds]
     for result in runs:
         first, *_, last = result["accuracy"].values()

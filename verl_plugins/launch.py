@@ -140,8 +140,24 @@ def translate(argv: list[str]) -> Path | None:
     else:
         name, width = argv[at].split("=", 1)[1], 1
     path = find_recipe(name)
+    _refuse_misspelt_keys(argv)
     argv[at : at + width] = ["--config-dir", str(path.parent), "--config-name", path.stem]
     return path
+
+
+def _refuse_misspelt_keys(argv: Sequence[str]) -> None:
+    """Name the key that was meant: Hydra would only say that a key of that spelling does not exist."""
+    from verl_plugins.losses.trust_region import KEYS
+
+    section = "actor_rollout_ref.actor.policy_loss."
+    for word in argv:
+        typed = word.lstrip("+~").split("=", 1)[0]
+        key = typed.removeprefix(section)
+        if typed == key or key in KEYS:
+            continue
+        close = difflib.get_close_matches(key, list(KEYS), n=1, cutoff=0.75)
+        if close:
+            raise RecipeError(f"{typed} is not a key. Did you mean {section}{close[0]}? Ours are {', '.join(KEYS)}.")
 
 
 def search_folders(recipe: Path) -> list[Path]:
